@@ -1,0 +1,49 @@
+# The project's few commands; `make help` lists them.
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PINS  := requirements/torch.txt requirements/runtime.txt requirements/dev.txt
+
+# The pins are for Python 3.11; another one is tried where that is missing.
+PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+# Processes that run the tests.
+JOBS ?= 2
+# More words for pytest, for example PYTEST_ARGS="-k folder -x".
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench s3
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
+
+# torch comes first and alone; the last line holds that nothing replaced it afterwards.
+$(STAMP): pyproject.toml $(PINS)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -r requirements/torch.txt
+	$(PY) -m pip install -r requirements/runtime.txt -r requirements/dev.txt
+	$(PY) -m pip install --no-deps --no-build-isolation --editable .
+	$(PY) -m pip check
+	@grep -qx "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')" \
+	    requirements/torch.txt || { echo "make venv: torch is not the pinned version" >&2; exit 1; }
+	@touch $@
+
+demo: $(STAMP)  ## store a real dataset and train a network from it
+	$(PY) examples/digits.py
+
+test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPOINT names a server
+	$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(STAMP)  ## run the benchmarks
+	$(PY) -m benchmarks
+
+s3:  ## start a real S3 server on this machine and print its settings: eval "$(make -s s3)"
+	@$(PYTHON) tests/s3_server.py up

@@ -1,0 +1,23 @@
+"""Training datasets as HDF5 objects on MinIO, any S3 or a folder."""
+
+from .catalog import DatasetInfo, delete, list_datasets
+from .config import DataConfig
+from .errors import StorageLoaderError
+from .loader import DataLoader, Dataset
+from .saver import DataSaver, save
+from .schema import Attribute
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attribute",
+    "DataConfig",
+    "DataLoader",
+    "DataSaver",
+    "Dataset",
+    "DatasetInfo",
+    "StorageLoaderError",
+    "delete",
+    "list_datasets",
+    "save",
+]

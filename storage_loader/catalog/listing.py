@@ -1,0 +1,84 @@
+"""What datasets a storage holds. Reads dataset.json and commits, never a data object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config import DataConfig, JSONScalar
+from ..errors import BucketNotFoundError
+from ..keywords import checked_keywords
+from ..store import open_store
+from .catalog import Catalog, stored_datasets
+from .snapshot import Version
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A stored dataset: `config` opens it."""
+
+    config: DataConfig
+    version: Version
+    num_rows: int
+    num_objects: int
+    nbytes: int  # of its objects
+
+
+@checked_keywords
+def list_datasets(
+    storage: str | os.PathLike[str] | None = None,
+    *,
+    where: Mapping[str, JSONScalar] | None = None,
+    endpoint: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    secure: bool | None = None,
+    region: str | None = None,
+) -> list[DatasetInfo]:
+    """The datasets of a storage, sorted by name; `where` keeps those whose `additional` agrees.
+
+    Takes the storage settings of `DataConfig`. A bucket that does not exist holds none only
+    where it is the default one; else `BucketNotFoundError`.
+    """
+    settings: dict[str, Any] = {
+        "storage": storage,
+        "endpoint": endpoint,
+        "access_key": access_key,
+        "secret_key": secret_key,
+        "secure": secure,
+        "region": region,
+    }
+    store = open_store(DataConfig("any", **settings))
+    try:
+        found = stored_datasets(store)
+    except BucketNotFoundError:
+        if storage is not None:
+            raise
+        return []
+    infos = []
+    for identity, schema in found:
+        additional: Any = identity["additional"]
+        if where and any(k not in additional or additional[k] != v for k, v in where.items()):
+            continue
+        config = DataConfig(str(identity["name"]), schema, additional, **settings)
+        infos.append(dataset_info(config))
+    return infos
+
+
+def dataset_info(config: DataConfig) -> DatasetInfo:
+    """Rows, objects, bytes and version of one dataset."""
+    snapshot = Catalog(config).snapshot()
+    return DatasetInfo(
+        replace(config, attributes=snapshot.schema.attributes),
+        snapshot.version,
+        snapshot.num_rows,
+        len(snapshot.objects),
+        snapshot.nbytes,
+    )
+
+
+def delete(config: DataConfig) -> None:
+    """Remove a dataset with all its versions; `DatasetNotFoundError` where there is none."""
+    Catalog(config).delete()

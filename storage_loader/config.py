@@ -1,0 +1,323 @@
+"""`DataConfig`: which dataset, where it is stored, and what its rows hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import platformdirs
+
+from .errors import ConfigError
+from .keywords import checked_keywords, reject_unknown
+from .schema import Attribute, Schema
+
+DEFAULT_BUCKET = "storage-loader"
+DEFAULT_OBJECT_SIZE = 64 * 2**20
+MIN_OBJECT_SIZE = 64 * 2**10
+MAX_OBJECT_SIZE = 5 * 2**30  # S3 takes no larger single PUT
+STORAGE_VARIABLE = "STORAGE_LOADER_STORAGE"
+
+JSONScalar = str | int | float | bool | None
+
+_DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def _storage(storage: str | os.PathLike[str] | None, endpoint: str | None) -> str:
+    """The canonical storage URL; relative and `~` paths become absolute at once."""
+    if storage is None:
+        storage = os.environ.get(STORAGE_VARIABLE) or None
+    if storage is None:
+        if endpoint is not None:
+            return f"s3://{DEFAULT_BUCKET}"
+        return f"file://{platformdirs.user_data_dir('storage_loader')}"
+    text = os.fspath(storage)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"storage {storage!r}: a URL or a folder's path")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return f"file://{_absolute(text)}"
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ConfigError(f"storage {text!r}: file:// takes an absolute path, file:///data/...")
+        return f"file://{_absolute(rest)}"
+    if scheme == "memory":
+        if not rest:
+            raise ConfigError("storage 'memory://': give it a name, memory://name")
+        return text.rstrip("/")
+    if scheme == "s3":
+        return _s3_url(text, rest)
+    raise ConfigError(
+        f"storage {text!r}: unknown scheme {scheme!r}; use s3://bucket/prefix, file:///folder, "
+        "a folder's path or memory://name"
+    )
+
+
+def _absolute(path: str) -> str:
+    if "\0" in path:
+        raise ConfigError(f"storage {path!r}: a path holds no NUL byte")
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _s3_url(text: str, rest: str) -> str:
+    bucket, _, prefix = rest.partition("/")
+    if "@" in bucket:
+        raise ConfigError("storage: no keys in the URL; use access_key= and secret_key=")
+    if not _BUCKET_NAME.fullmatch(bucket):
+        raise ConfigError(
+            f"storage {text!r}: {bucket!r} is no bucket name (3 to 63 of a-z, 0-9, '.', '-')"
+        )
+    prefix = prefix.rstrip("/")
+    segments = prefix.split("/") if prefix else []
+    if any(s in ("", ".", "..") or any(ord(c) < 32 or ord(c) == 127 for c in s) for s in segments):
+        raise ConfigError(
+            f"storage {text!r}: a prefix has no empty, '.' or '..' part and no control character"
+        )
+    return "/".join([f"s3://{bucket}", *segments])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an S3 server answers: `url` is scheme://host:port."""
+
+    host: str
+    secure: bool
+
+    @property
+    def url(self) -> str:
+        """The endpoint as a URL."""
+        return f"{'https' if self.secure else 'http'}://{self.host}"
+
+
+def _endpoint(endpoint: str, secure: bool | None) -> Endpoint:
+    scheme, separator, _ = endpoint.partition("://")
+    parts = urlsplit(endpoint if separator else f"//{endpoint}")
+    if "@" in endpoint:
+        raise ConfigError("endpoint: no keys in the endpoint; use access_key= and secret_key=")
+    if separator and scheme not in ("http", "https"):
+        raise ConfigError(f"endpoint {endpoint!r}: the scheme is http or https")
+    try:
+        valid = bool(parts.hostname) and parts.path in ("", "/") and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or any(c.isspace() for c in endpoint):
+        raise ConfigError(f"endpoint {endpoint!r}: give host:port or http(s)://host:port")
+    if separator and secure is not None and secure != (scheme == "https"):
+        raise ConfigError(
+            f"endpoint {endpoint!r} contradicts secure={secure}; leave secure out, "
+            "the endpoint's scheme decides"
+        )
+    if secure is None:
+        secure = scheme == "https" if separator else True
+    return Endpoint(parts.netloc, secure)
+
+
+def _additional(value: Mapping[str, Any] | None) -> Mapping[str, JSONScalar]:
+    if value is None:
+        return MappingProxyType({})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"additional: a dict of JSON scalars, not {type(value).__name__}")
+    result: dict[str, JSONScalar] = {}
+    for key, scalar in value.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"additional: keys are non-empty strings, not {key!r}")
+        scalar = scalar.item() if isinstance(scalar, np.generic) else scalar  # noqa: PLW2901
+        if not isinstance(scalar, (str, int, float, bool, type(None))) or (
+            isinstance(scalar, float) and not math.isfinite(scalar)
+        ):
+            raise ConfigError(
+                f"additional[{key!r}] = {scalar!r}: a JSON scalar is needed "
+                "(str, int, finite float, bool or None)"
+            )
+        result[key] = scalar
+    try:
+        canonical_json(result)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"additional: text that is not valid Unicode: {error}") from error
+    return MappingProxyType(dict(sorted(result.items())))
+
+
+def canonical_json(value: object) -> bytes:
+    """One byte string for each JSON value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+@dataclass(frozen=True, eq=True)
+class DataConfig:
+    """A dataset: its identity, its attributes, and where it is stored. A frozen value, no I/O.
+
+    `dataset_name` and `additional` (JSON scalars, in any order) are the identity.
+    `attributes` may be left out where the dataset exists. `storage` is `s3://bucket/prefix`,
+    `file:///folder`, a folder's path or `memory://name`; without it `$STORAGE_LOADER_STORAGE`,
+    else the bucket `storage-loader` where an `endpoint` is given, else a folder in the user's
+    data directory. `endpoint`, keys, `secure` and `region` are for S3 only; without keys the
+    usual `AWS_*` variables hold. `max_object_size`: bytes (64 KiB to 5 GiB, default 64 MiB);
+    no object is larger.
+
+    Raises `ConfigError`, `SchemaError` or `UnknownNameError`.
+    """
+
+    dataset_name: str
+    attributes: tuple[Attribute, ...] | None = None
+    additional: Mapping[str, JSONScalar] = field(default_factory=dict)
+    storage: str = ""
+    endpoint: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    secure: bool | None = None
+    region: str | None = None
+    compressor: None = None
+    max_object_size: int = DEFAULT_OBJECT_SIZE
+
+    @checked_keywords
+    def __init__(
+        self,
+        dataset_name: str,
+        attributes: Iterable[Attribute | Sequence[Any]] | None = None,
+        additional: Mapping[str, JSONScalar] | None = None,
+        storage: str | os.PathLike[str] | None = None,
+        endpoint: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        secure: bool | None = None,
+        region: str | None = None,
+        compressor: Mapping[str, Any] | None = None,
+        max_object_size: int = DEFAULT_OBJECT_SIZE,
+    ) -> None:
+        if not isinstance(dataset_name, str) or not _DATASET_NAME.fullmatch(dataset_name):
+            raise ConfigError(
+                f"dataset_name {dataset_name!r}: 1 to 128 letters, digits, '.', '_' and '-', "
+                "beginning with a letter or digit"
+            )
+        if compressor is not None:
+            raise ConfigError("compressor: compressed attributes are not there yet; leave it out")
+        _check_object_size(max_object_size)
+        if (access_key is None) != (secret_key is None):
+            given, other = (
+                ("access_key", "secret_key") if access_key else ("secret_key", "access_key")
+            )
+            raise ConfigError(f"{given} is given without {other}; give both or neither")
+        url = _storage(storage, endpoint)
+        if not url.startswith("s3://"):
+            for name, value in [
+                ("endpoint", endpoint), ("access_key", access_key),
+                ("secure", secure), ("region", region),
+            ]:  # fmt: skip
+                if value is not None:
+                    raise ConfigError(f"{name} is for s3:// storage, not for {url!r}")
+        if endpoint is not None:
+            _endpoint(endpoint, secure)
+        values: dict[str, Any] = {
+            "dataset_name": dataset_name,
+            "attributes": None if attributes is None else Schema.of(attributes).attributes,
+            "additional": _additional(additional),
+            "storage": url,
+            "endpoint": endpoint,
+            "access_key": access_key,
+            "secret_key": secret_key,
+            "secure": secure,
+            "region": region,
+            "compressor": None,
+            "max_object_size": int(max_object_size),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def schema(self) -> Schema | None:
+        """The attributes as a `Schema`; None where they were left out."""
+        return None if self.attributes is None else Schema(self.attributes)
+
+    @property
+    def resolved_endpoint(self) -> Endpoint | None:
+        """The endpoint with its scheme decided; None means AWS itself."""
+        return None if self.endpoint is None else _endpoint(self.endpoint, self.secure)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes this dataset another than its neighbours, as JSON values."""
+        return {"name": self.dataset_name, "additional": dict(self.additional)}
+
+    @property
+    def dataset_prefix(self) -> str:
+        """The dataset's place in the storage, `<name>/<id>`."""
+        return dataset_prefix(self.dataset_name, self.additional)
+
+    def to_json(self) -> str:
+        """Everything but the secrets, as JSON text that `from_json` takes."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SECRET}
+        values["additional"] = dict(self.additional)
+        values["attributes"] = None if self.schema is None else self.schema.to_json()
+        return json.dumps(values, indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> DataConfig:
+        """The config that `to_json` wrote; keys come from the environment again.
+
+        Raises `ConfigError` for text that is no JSON object, `UnknownNameError` for a key
+        that does not exist.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"config: not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"config: a JSON object is needed, not {type(values).__name__}")
+        names = [f.name for f in fields(cls) if f.name not in _SECRET]
+        reject_unknown(values, names, what="config key")
+        if "dataset_name" not in values:
+            raise ConfigError("config: 'dataset_name' is missing")
+        if values.get("attributes") is not None:
+            values["attributes"] = Schema.from_json(values["attributes"])
+        return cls(**values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json` to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DataConfig:
+        """Read what `save` wrote."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def __hash__(self) -> int:
+        return hash((self.storage, self.endpoint, self.dataset_prefix, self.attributes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "additional": dict(self.additional)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, additional=MappingProxyType(state["additional"]))
+
+
+_SECRET = ("access_key", "secret_key")
+
+
+def _check_object_size(value: object) -> None:
+    if (
+        not isinstance(value, (int, np.integer))
+        or isinstance(value, bool)
+        or not MIN_OBJECT_SIZE <= value <= MAX_OBJECT_SIZE
+    ):
+        raise ConfigError(
+            f"max_object_size {value!r}: bytes, a whole number from {MIN_OBJECT_SIZE} (64 KiB) "
+            f"to {MAX_OBJECT_SIZE} (5 GiB)"
+        )
+
+
+def dataset_prefix(name: str, additional: Mapping[str, JSONScalar]) -> str:
+    """`<name>/<id>`; the id is a short hash of name and additional."""
+    identity = canonical_json([name, dict(additional)])
+    return f"{name}/{hashlib.sha256(identity).hexdigest()[:16]}"

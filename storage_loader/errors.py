@@ -1,0 +1,78 @@
+"""Every error this library raises, in one tree under `StorageLoaderError`.
+
+Each class is also the standard class that fits, so `except FileNotFoundError` works
+for those who do not know ours. Errors of other libraries are mapped where they enter
+(`store/`, `hdf5/`) and chained with `raise ... from`.
+"""
+
+
+class StorageLoaderError(Exception):
+    """Base class of everything raised on purpose by storage_loader."""
+
+
+class ConfigError(StorageLoaderError, ValueError):
+    """A setting is wrong or contradicts another; nothing was read or written."""
+
+
+class UnknownNameError(StorageLoaderError, TypeError):
+    """A keyword, key or option that does not exist; the message gives the nearest one."""
+
+
+class SchemaError(StorageLoaderError, ValueError):
+    """Attributes or a batch do not fit the dataset's schema; nothing was stored."""
+
+
+class CastError(SchemaError):
+    """A value cannot be stored in its attribute's dtype; nothing of its batch was stored."""
+
+
+class DatasetNotFoundError(StorageLoaderError, FileNotFoundError):
+    """No dataset with this name and `additional` exists in the storage."""
+
+
+class VersionNotFoundError(StorageLoaderError, LookupError):
+    """The dataset exists, but not the version asked for."""
+
+
+class FormatError(StorageLoaderError, ValueError):
+    """Stored bytes are not what the format or the commit says."""
+
+
+class ChecksumError(FormatError):
+    """Stored bytes differ from the checksum that their commit recorded."""
+
+
+class SaverError(StorageLoaderError, RuntimeError):
+    """A saver cannot go on: closed, failed, aborted, or used in another process."""
+
+
+class LoaderError(StorageLoaderError, RuntimeError):
+    """A loader cannot go on."""
+
+
+class StoreError(StorageLoaderError, OSError):
+    """A storage operation failed; the message names place, key, cause and remedy."""
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """There is no object under this key."""
+
+
+class ObjectExistsError(StoreError, FileExistsError):
+    """A create-only put found an object under its key."""
+
+
+class BucketNotFoundError(StoreError, FileNotFoundError):
+    """The bucket does not exist."""
+
+
+class PermissionDeniedError(StoreError, PermissionError):
+    """Keys are wrong or lack the permission."""
+
+
+class StoreConnectionError(StoreError, ConnectionError):
+    """The endpoint does not answer."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """The endpoint took too long."""

@@ -1,0 +1,51 @@
+"""Unknown names are errors that suggest the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+from .errors import UnknownNameError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> None:
+    """Raise `UnknownNameError` for the first name in `given` that is not in `valid`.
+
+    `what` says what the names are, e.g. "DataConfig keyword".
+    """
+    valid = list(valid)
+    for name in given:
+        if name not in valid:
+            raise UnknownNameError(f"unknown {what} {name!r}{nearest(name, valid)}")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message: the nearest valid name, else all of them."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(str(name), valid, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(map(repr, valid))}" if valid else ""
+
+
+def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `function` so that an unknown keyword raises `UnknownNameError`.
+
+    Python's own TypeError names the keyword, but not the one that was meant.
+    """
+    parameters = inspect.signature(function).parameters
+    valid = [name for name in parameters if name != "self"]
+    what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        reject_unknown(kwargs, valid, what=what)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,133 @@
+"""Where rows lie in an object: rows -> blocks -> byte ranges. Pure arithmetic.
+
+An attribute's rows are contiguous in the object; row i begins at `offset + i * row_nbytes`.
+They form blocks of about 64 KiB, the unit of checksum and of range reading. The checksums
+of all blocks are one more contiguous array, attribute after attribute in schema order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .errors import FormatError
+from .ranges import Range
+from .schema import Schema
+
+BLOCK_NBYTES = 64 * 1024
+CHECKSUM_NBYTES = 8
+ALIGNMENT = 64
+SMALL_COLUMN_SHARE = 64  # a column of at most 1/64 of its object is read whole with the checksums
+
+
+def block_rows(row_nbytes: int) -> int:
+    """Rows of one block: as many as fit 64 KiB, at least one."""
+    return max(1, BLOCK_NBYTES // max(1, row_nbytes))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One attribute in one object: `rows` rows of `row_nbytes` bytes from byte `offset` on."""
+
+    offset: int
+    rows: int
+    row_nbytes: int
+    block_rows: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.rows * self.row_nbytes
+
+    @property
+    def end(self) -> int:
+        """First byte after the last row."""
+        return self.offset + self.nbytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the column; 0 where rows have no bytes."""
+        return -(-self.rows // self.block_rows) if self.row_nbytes else 0
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of every block but the last, which may be shorter."""
+        return self.block_rows * self.row_nbytes
+
+    def block_range(self, block: int) -> Range:
+        """Bytes of one block in the object."""
+        start = self.offset + block * self.block_nbytes
+        return start, min(start + self.block_nbytes, self.end)
+
+
+@dataclass(frozen=True)
+class ObjectLayout:
+    """Where everything lies in an object of `rows` rows and `nbytes` bytes.
+
+    Raises `FormatError` where a part would lie outside the object or on another part.
+    """
+
+    rows: int
+    nbytes: int
+    columns: Mapping[str, Column]  # in schema order
+    checksums_offset: int
+
+    def __post_init__(self) -> None:
+        parts = [("checksums", *self.checksums_range)]
+        parts += [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
+        parts.sort(key=lambda part: part[1:])
+        place = 1  # byte 0 belongs to HDF5
+        for name, start, end in parts:
+            if start % ALIGNMENT or start < place or end > self.nbytes:
+                raise FormatError(
+                    f"object layout: {name} at bytes {start} to {end} of {self.nbytes} overlaps "
+                    f"another part, lies outside or is not on a {ALIGNMENT}-byte boundary"
+                )
+            place = end
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        *,
+        rows: int,
+        nbytes: int,
+        offsets: Mapping[str, int],
+        blocks: Mapping[str, int],
+        checksums_offset: int,
+    ) -> ObjectLayout:
+        """From the figures a commit records: by attribute, byte offsets and rows per block."""
+        columns = {
+            a.name: Column(offsets[a.name], rows, a.row_nbytes, blocks[a.name]) for a in schema
+        }
+        return cls(rows, nbytes, columns, checksums_offset)
+
+    @cached_property
+    def first_checksum(self) -> Mapping[str, int]:
+        """By attribute, the place of its block 0 in the checksum table."""
+        places, place = {}, 0
+        for name, column in self.columns.items():
+            places[name] = place
+            place += column.num_blocks
+        return places
+
+    @cached_property
+    def num_checksums(self) -> int:
+        """Entries of the checksum table."""
+        return sum(column.num_blocks for column in self.columns.values())
+
+    @property
+    def checksums_range(self) -> Range:
+        """Bytes of the checksum table: `num_checksums` little-endian uint64."""
+        start = self.checksums_offset
+        return start, start + self.num_checksums * CHECKSUM_NBYTES
+
+    @cached_property
+    def small(self) -> frozenset[str]:
+        """Attributes read whole at first touch, beside the checksums.
+
+        One request for an 8-byte id per row would halve the rate of reading rows.
+        """
+        limit = max(BLOCK_NBYTES, self.nbytes // SMALL_COLUMN_SHARE)
+        return frozenset(n for n, column in self.columns.items() if column.nbytes <= limit)

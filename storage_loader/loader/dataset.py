@@ -1,0 +1,97 @@
+"""`Dataset`: random access to rows by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..catalog import Version
+from ..config import DataConfig
+from ..keywords import checked_keywords
+from .order import Rows
+from .view import Transform, View, one_row
+
+_ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
+
+
+class Dataset(View):
+    """A dataset as a sequence of rows; reads only the blocks of the rows asked for.
+
+    `ds[17]` is one row: a dict of arrays without a batch axis. `ds[10:20]`, `ds[[3, 1, 2]]`
+    and `ds[mask]` are batches with a leading axis; a slice, a list or array of row numbers,
+    or a boolean array of one entry a row. Out of range is `IndexError`. Safe from many
+    threads, after a fork, and picklable.
+    """
+
+    @checked_keywords
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        attributes: Sequence[str] | None = None,
+        transform: Transform | None = None,
+        as_tuple: bool = False,
+        version: Version | str | Sequence[str] | None = None,
+    ) -> None:
+        """`attributes`: read only these, in this order. `transform` gets what `ds[i]` gives:
+        one row or a batch. `as_tuple`: a tuple in attribute order instead of a dict.
+        `version`: a `Version`, its hash or a list of commit ids instead of the newest.
+        """
+        super().__init__(
+            config,
+            attributes=attributes,
+            version=version,
+            transform=transform,
+            as_tuple=as_tuple,
+        )
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> Any:
+        if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
+            rows = _row_numbers([index], self.num_rows)
+            return self._finish(one_row(self._source.read(rows), 0))
+        return self._finish(self._source.read(_row_numbers(index, self.num_rows)))
+
+    def rows(self, index: Sequence[int]) -> list[Any]:
+        """`[ds[i] for i in index]`, read at once."""
+        numbers = _row_numbers(index, self.num_rows)
+        arrays = self._source.read(numbers)
+        return [self._finish(one_row(arrays, i)) for i in range(len(numbers))]
+
+    def __iter__(self) -> Iterator[Any]:
+        step = max(1, _ITERATED_NBYTES // max(1, self.schema.row_nbytes))
+        step = min(step, 4096)
+        for start in range(0, self.num_rows, step):
+            yield from self.rows(range(start, min(start + step, self.num_rows)))
+
+    def __repr__(self) -> str:
+        at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
+        return f"Dataset({self.config.dataset_name!r} in {self.config.storage}{at})"
+
+
+def _row_numbers(index: Any, num_rows: int) -> Rows:
+    """Row numbers from 0 to num_rows - 1 for an index of any kind."""
+    if isinstance(index, slice):
+        return np.arange(*index.indices(num_rows), dtype=np.int64)
+    if isinstance(index, range):
+        index = np.arange(index.start, index.stop, index.step, dtype=np.int64)
+    numbers = np.asarray(index)
+    if numbers.ndim != 1:
+        raise IndexError(f"an index is a row number, a slice, or a list of them, not {index!r}")
+    if numbers.dtype == np.bool_:
+        if len(numbers) != num_rows:
+            raise IndexError(f"a mask of {len(numbers)} entries for {num_rows} rows")
+        return np.flatnonzero(numbers)
+    if not len(numbers):
+        return np.empty(0, np.int64)
+    if numbers.dtype.kind not in "iu":
+        raise IndexError(f"row numbers are integers, not {numbers.dtype.name}")
+    wrong = (numbers < -num_rows) | (numbers >= num_rows)
+    if wrong.any():
+        raise IndexError(f"row {numbers[wrong][0]} of a dataset of {num_rows} rows")
+    rows = numbers.astype(np.int64)
+    return np.where(rows < 0, rows + num_rows, rows)

@@ -1,0 +1,115 @@
+"""What `Dataset` and `DataLoader` share: a config, a pinned version, and the rows read of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..catalog import Catalog, Snapshot, Version
+from ..config import DataConfig
+from ..errors import ConfigError, LoaderError
+from ..process import PerProcess
+from ..schema import Attribute, Schema
+from ..store import cached
+from .gather import Array
+from .source import Source
+
+Transform = Callable[[Any], Any]
+
+
+class View:
+    """A dataset at one version, fixed at first use or by `open`. Picklable, safe after a fork."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        attributes: Sequence[str] | None,
+        version: Version | str | Sequence[str] | None,
+        transform: Transform | None,
+        as_tuple: bool,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(config, DataConfig):
+            raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
+        if transform is not None and not callable(transform):
+            raise ConfigError(f"transform: a function of the batch, not {transform!r}")
+        self.config = config
+        self._attributes = attributes
+        self._wanted_version = version
+        self._transform = transform
+        self._as_tuple = as_tuple
+        self._cache_dir = cache_dir
+        self._snapshot: Snapshot | None = None
+        self._process_source = PerProcess(self._make_source)
+
+    def open(self) -> Snapshot:
+        """Fix the version now, where it is not yet; later calls change nothing.
+
+        Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
+        """
+        if self._snapshot is None:
+            snapshot = Catalog(self.config).snapshot(self._wanted_version)
+            snapshot.schema.select(self._attributes)
+            self._snapshot = snapshot
+        return self._snapshot
+
+    @property
+    def version(self) -> Version:
+        """The version that is read."""
+        return self.open().version
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the dataset at this version."""
+        return self.open().num_rows
+
+    @property
+    def schema(self) -> Schema:
+        """The attributes that are read, in order."""
+        return self.open().schema.select(self._attributes)
+
+    @property
+    def spec(self) -> dict[str, Attribute]:
+        """By attribute, the dtype and the shape of one row as they are read."""
+        return {attribute.name: attribute for attribute in self.schema}
+
+    @property
+    def _source(self) -> Source:
+        return self._process_source.get()
+
+    def _make_source(self) -> Source:
+        store = cached(Catalog(self.config).store, self._cache_dir)
+        return Source(store, self.open(), self.schema)
+
+    def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """To the framework's own arrays; numpy's here."""
+        return dict(arrays)
+
+    def _finish(self, arrays: Mapping[str, Array]) -> Any:
+        """A batch or row as the user gets it."""
+        batch: Any = self._convert(arrays)
+        if self._transform is not None:
+            batch = self._transform(batch)
+        if self._as_tuple:
+            if not isinstance(batch, Mapping):
+                raise LoaderError(
+                    f"as_tuple needs a dict from transform, not {type(batch).__name__}; "
+                    "return the tuple from transform and leave as_tuple out"
+                )
+            batch = tuple(batch.values())
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.open()  # a pickled one carries its version
+        return {k: v for k, v in self.__dict__.items() if k != "_process_source"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._process_source = PerProcess(self._make_source)
+
+
+def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:
+    """Row `index` of a batch: arrays without the batch axis, 0-d for scalars."""
+    return {name: array[index, ...] for name, array in arrays.items()}

@@ -1,0 +1,44 @@
+"""Values that must be made anew in each process: threads, locks, connections."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_making = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _making  # noqa: PLW0603  a lock held at the moment of the fork is never released
+    _making = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class PerProcess(Generic[T]):
+    """Holds what `make` returns, made at first use and again after a fork. Thread-safe."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._held: tuple[int, T] | None = None
+
+    def get(self) -> T:
+        """The value of this process."""
+        held = self._held
+        if held is None or held[0] != os.getpid():
+            with _making:
+                held = self._held
+                if held is None or held[0] != os.getpid():
+                    held = self._held = (os.getpid(), self._make())
+        return held[1]
+
+    def peek(self) -> T | None:
+        """The value of this process, or None where none was made."""
+        held = self._held
+        return held[1] if held is not None and held[0] == os.getpid() else None

@@ -1,0 +1,35 @@
+"""Byte ranges: half open (start, end), merged into fewer requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+"""First byte, and first byte no longer in the range."""
+
+
+@dataclass(frozen=True)
+class Coalesced:
+    """`requests` to make, and for each range asked for the request and the offset in it."""
+
+    requests: list[Range]
+    sources: list[tuple[int, int]]
+
+
+def coalesce(ranges: Sequence[Range], *, gap: int = 0) -> Coalesced:
+    """Merge ranges that overlap, touch, or lie at most `gap` bytes apart.
+
+    The order of `ranges` is free; `requests` come sorted and disjoint.
+    """
+    requests: list[Range] = []
+    sources: list[tuple[int, int]] = [(0, 0)] * len(ranges)
+    for index in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        start, end = ranges[index]
+        if requests and start <= requests[-1][1] + gap:
+            first, last = requests[-1]
+            requests[-1] = (first, max(last, end))
+        else:
+            requests.append((start, end))
+        sources[index] = (len(requests) - 1, start - requests[-1][0])
+    return Coalesced(requests, sources)

@@ -1,0 +1,5 @@
+"""Rows in, committed objects out."""
+
+from .saver import DataSaver, save
+
+__all__ = ["DataSaver", "save"]

@@ -1,0 +1,287 @@
+"""`DataSaver`: rows in, committed HDF5 objects out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import warnings
+import weakref
+from types import TracebackType
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from ..catalog import Catalog
+from ..config import DataConfig
+from ..errors import BucketNotFoundError, ConfigError, SaverError, SchemaError, StorageLoaderError
+from ..hdf5 import capacity
+from ..keywords import checked_keywords
+from ..schema import Schema
+from .batch import as_arrays
+from .buffer import ObjectBuffer
+from .upload import Uploads
+
+_log = logging.getLogger(__name__)
+
+
+class _Rows:
+    """Row counts, outside the saver so that its finalizer can read them."""
+
+    def __init__(self) -> None:
+        self.saved = 0  # accepted from the caller
+        self.committed = 0
+        self.pid = os.getpid()
+
+    @property
+    def pending(self) -> int:
+        return self.saved - self.committed
+
+
+class DataSaver:
+    """Saves batches of rows into a dataset.
+
+    `saver(batch)` copies the rows and returns; threads upload full objects. Leaving `with`
+    normally, or `close()`, commits: all rows become visible at once. Leaving by an exception,
+    or `abort()`, makes nothing visible. A slow store makes `saver(batch)` wait: memory stays
+    under (num_worker_threads + 2) * max_object_size.
+
+    `refresh=True` replaces what the dataset held in the first commit; later commits of the
+    same saver append to it. `progress=True` shows a bar. Any number of savers, in any
+    processes, may save into one dataset at once; one saver belongs to one thread at a time.
+    """
+
+    @checked_keywords
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        refresh: bool = False,
+        num_worker_threads: int = 4,
+        progress: bool = False,
+    ) -> None:
+        if not isinstance(config, DataConfig):
+            raise ConfigError(f"DataSaver takes a DataConfig, not {type(config).__name__}")
+        if not isinstance(num_worker_threads, int) or num_worker_threads < 1:
+            raise ConfigError(f"num_worker_threads {num_worker_threads!r}: at least 1")
+        self.config = config
+        self._refresh = refresh
+        self._num_threads = num_worker_threads
+        self._progress = progress
+        self._writer = secrets.token_hex(8)
+        self._number = 0
+        self._rows = _Rows()
+        self._state: Literal["new", "open", "failed", "aborted", "closed"] = "new"
+        self._buffer: ObjectBuffer | None = None
+        self._schema: Schema | None = None
+        self._bar: tqdm[Any] | None = None
+        self._finalizer = weakref.finalize(self, _warn_forgotten, self._rows, config.dataset_name)
+
+    @property
+    def rows_committed(self) -> int:
+        """Rows of this saver that readers can see."""
+        return self._rows.committed
+
+    @property
+    def rows_pending(self) -> int:
+        """Rows accepted that no commit has published yet."""
+        return self._rows.pending
+
+    def __enter__(self) -> DataSaver:
+        self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __call__(self, batch: object) -> None:
+        """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
+
+        The rows are copied; a batch is taken whole or, on an error, not at all. Raises
+        `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed.
+        """
+        if self._state != "open":
+            self._open()
+        self._check_usable()
+        assert self._schema is not None
+        arrays, rows = as_arrays(batch, self._schema)
+        start = 0
+        while start < rows:
+            if self._buffer is None:
+                self._buffer = self._uploads.take()
+                self._check_usable()
+            stop = min(rows, start + self._buffer.room)
+            self._buffer.append(arrays, start, stop)
+            self._rows.saved += stop - start
+            start = stop
+            if not self._buffer.room:
+                self._hand_over()
+        if self._bar is not None:
+            self._bar.update(rows)
+            self._bar.set_postfix(objects=self._uploads.num_stored, refresh=False)
+
+    def commit(self) -> str | None:
+        """Publish the rows saved so far and go on; the commit's id, None where there is none.
+
+        Raises `SaverError` where an upload failed: then nothing is published.
+        """
+        if self._state != "open":
+            self._open()
+        self._check_usable()
+        assert self._schema is not None
+        if not self._rows.pending and not self._refresh:
+            return None
+        self._hand_over()
+        try:
+            objects = self._uploads.finish()
+            # From here on the objects stay, whatever happens: a publish that failed may have
+            # arrived all the same.
+            self._uploads.forget()
+            commit_id = self._catalog.publish(
+                self._schema,
+                objects,
+                writer=self._writer,
+                number=self._number,
+                refresh=self._refresh,
+            )
+        except BaseException as error:
+            self._state = "failed"
+            self._uploads.failure = self._uploads.failure or error
+            if isinstance(error, StorageLoaderError):
+                raise self._failed() from error
+            raise
+        self._number += 1
+        self._refresh = False
+        self._rows.committed = self._rows.saved
+        return str(commit_id)
+
+    def close(self) -> None:
+        """Commit and end. After a failed upload it commits nothing and raises `SaverError`.
+
+        A second call does nothing.
+        """
+        if self._state in ("closed", "aborted"):
+            return
+        if self._state == "new" and not self._refresh:
+            self._end("closed")
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
+        self._end("closed")
+
+    def abort(self) -> None:
+        """End without a commit and remove what was stored since the last one."""
+        if self._state in ("closed", "aborted"):
+            return
+        stored: list[str] = []
+        if self._state != "new":
+            stored = self._uploads.stop()
+            try:
+                self._catalog.store.delete(stored)
+            except StorageLoaderError as error:
+                _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
+        self._end("aborted")
+
+    def _open(self) -> None:
+        if self._state != "new":
+            self._check_usable()
+            return
+        self._catalog = Catalog(self.config)
+        try:
+            stored = self._catalog.read_schema()
+        except BucketNotFoundError:
+            self._catalog.store.prepare()
+            stored = None
+        schema = stored or self.config.schema
+        if schema is None:
+            raise SchemaError(
+                f"dataset {self.config.dataset_name!r} does not exist yet in "
+                f"{self._catalog.store.url}: its config needs attributes"
+            )
+        self._uploads = Uploads(
+            self._catalog.store,
+            self._catalog.prefix,
+            self._writer,
+            schema,
+            capacity(schema, self.config.max_object_size),
+            self._num_threads,
+        )
+        self._schema = schema
+        if self._progress:
+            self._bar = tqdm(desc=f"save {self.config.dataset_name}", unit=" rows")
+        self._state = "open"
+
+    def _check_usable(self) -> None:
+        if self._rows.pid != os.getpid():
+            raise SaverError("this saver was made in another process; make one in each process")
+        if self._state in ("closed", "aborted"):
+            raise SaverError(f"this saver is {self._state}; make another one")
+        if self._state == "failed" or self._uploads.failure is not None:
+            self._state = "failed"
+            raise self._failed() from self._uploads.failure
+
+    def _failed(self) -> SaverError:
+        return SaverError(
+            f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
+            f"were not committed ({self._rows.committed} were before): {self._uploads.failure}"
+        )
+
+    def _hand_over(self) -> None:
+        if self._buffer is not None:
+            buffer, self._buffer = self._buffer, None
+            self._uploads.give(buffer)
+
+    def _end(self, state: Literal["closed", "aborted"]) -> None:
+        if self._state != "new":
+            self._uploads.stop()
+        self._buffer = None
+        self._state = state
+        self._finalizer.detach()
+        if self._bar is not None:
+            self._bar.close()
+
+    def __repr__(self) -> str:
+        stored = ""
+        if self._state not in ("new",) and self._schema is not None:
+            stored = (
+                f", {self._uploads.num_stored} objects, "
+                f"{self._uploads.nbytes_stored / 2**20:.1f} MiB stored"
+            )
+        return (
+            f"DataSaver({self.config.dataset_name!r} in {self.config.storage}, {self._state}, "
+            f"{self._rows.committed} rows committed, {self._rows.pending} pending{stored})"
+        )
+
+
+@checked_keywords
+def save(
+    config: DataConfig,
+    batch: object,
+    *,
+    refresh: bool = False,
+    num_worker_threads: int = 4,
+) -> None:
+    """Save and commit one batch; see `DataSaver`."""
+    with DataSaver(config, refresh=refresh, num_worker_threads=num_worker_threads) as saver:
+        saver(batch)
+
+
+def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:
+    if rows.pending and rows.pid == os.getpid():
+        warnings.warn(
+            f"a DataSaver of dataset {dataset_name!r} was forgotten with {rows.pending} rows that "
+            "were never committed; use `with`, or call close()",
+            ResourceWarning,
+            stacklevel=2,
+        )

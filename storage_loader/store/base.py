@@ -1,0 +1,151 @@
+"""The one door to the outside world: a few verbs on keys and bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import xxhash
+from typing_extensions import Buffer
+
+from ..errors import ChecksumError, StoreError
+from ..ranges import Range
+
+STREAM_CHUNK = 2**20  # hashing and writing while receiving; 10 MiB chunks are 0.8 of this
+
+Buffers = list[memoryview]
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a store knows of an object without reading it."""
+
+    key: str
+    nbytes: int
+    modified: datetime  # by the store's clock, with time zone
+
+
+class Store(ABC):
+    """Objects under keys. Every method may be called from many threads at once.
+
+    A key is `/`-separated, without empty, `.` or `..` parts. Objects appear whole or not at
+    all, and a finished `put` is visible to every later `get`, `head` and `list` of any
+    process. Buffers come read-only, one byte an item, and stay valid as long as they are
+    held; a memory map where the bytes are local. Failures are `StoreError`s that name place,
+    key and remedy; a missing object is `ObjectNotFoundError`.
+    """
+
+    url: str
+    """The place, for messages: never holds a secret."""
+
+    is_local: bool = False
+    """Whether buffers are the stored bytes themselves, so that a cache would only copy them."""
+
+    @property
+    def origin(self) -> str:
+        """Server and place: differs for any two places whose objects could differ."""
+        return self.url
+
+    @abstractmethod
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        """The whole object; `ChecksumError` where `checksum` is given and does not hold.
+
+        A local store computes the checksum of an unchanged object once per process.
+        """
+
+    @abstractmethod
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        """A buffer for each (start, end), exactly end - start bytes.
+
+        `StoreError` for a range that reaches beyond the object.
+        """
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        """`get_ranges` of several objects, many in flight where that pays."""
+        return [self.get_ranges(key, ranges) for key, ranges in requests]
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        """`get` of several objects, many in flight where that pays."""
+        return [self.get(key) for key in keys]
+
+    def stream(self, key: str) -> Iterator[Buffer]:
+        """The whole object in pieces."""
+        yield self.get(key)
+
+    @abstractmethod
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        """Store an object durably. With `create`, `ObjectExistsError` where the key exists.
+
+        Of several creators of one key exactly one succeeds.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of an object."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects below the folder `prefix`, in no order; "a" lists "a/b", never "ab"."""
+
+    @abstractmethod
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Names (not keys) of the folders directly in the folder `prefix`, sorted."""
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; a key that does not exist is no error."""
+
+    def prepare(self) -> None:  # noqa: B027  most stores need nothing
+        """Create what must exist before the first `put`: a bucket."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+def xxh3(data: Buffer) -> int:
+    """The checksum of the format: xxh3, 64 bits, seed 0 (17 to 30 GB/s)."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def verify(data: Buffer, checksum: int | None, *, place: str) -> None:
+    """Raise `ChecksumError` naming `place` where the bytes differ from their checksum."""
+    if checksum is not None and xxh3(data) != checksum:
+        raise ChecksumError(
+            f"{place}: the stored bytes differ from the checksum in their commit; the object "
+            "was altered or damaged after it was saved"
+        )
+
+
+def check_key(key: str) -> str:
+    """The key itself; `StoreError` for one that could leave its folder or be misread."""
+    if any(part in ("", ".", "..") for part in key.split("/")) or any(
+        ord(c) < 32 or ord(c) == 127 for c in key
+    ):
+        raise StoreError(
+            f"key {key!r}: no empty, '.' or '..' part and no control character may be in it"
+        )
+    return key
+
+
+def check_ranges(ranges: Sequence[Range], nbytes: int, *, place: str) -> None:
+    """Raise `StoreError` for a range that is not inside an object of `nbytes` bytes."""
+    for start, end in ranges:
+        if not 0 <= start <= end <= nbytes:
+            raise StoreError(f"{place}: bytes {start} to {end} of an object of {nbytes} bytes")
+
+
+def check_lengths(buffers: Sequence[memoryview], ranges: Sequence[Range], *, place: str) -> None:
+    """A range that crosses the object's end comes back short without an error."""
+    for buffer, (start, end) in zip(buffers, ranges, strict=True):
+        if buffer.nbytes != end - start:
+            raise StoreError(
+                f"{place}: {buffer.nbytes} bytes came for {start} to {end}; "
+                "the object is shorter than its commit says"
+            )
+
+
+def read_only(data: Buffer) -> memoryview:
+    """A read-only view of single bytes."""
+    return memoryview(data).cast("B").toreadonly()

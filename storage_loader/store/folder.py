@@ -1,0 +1,268 @@
+"""Objects as files in a folder, read as memory maps.
+
+Own code rather than obstore's local store: obstore's runtime does not survive a fork, and
+a map gives rows without a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import mmap
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import xxhash
+from filelock import FileLock
+from typing_extensions import Buffer
+
+from ..errors import (
+    ChecksumError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StoreError,
+)
+from ..process import PerProcess
+from ..ranges import Range
+from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, read_only, verify
+
+_TEMPORARY = ".tmp-"
+_MAX_MAPS = 128  # a Python map keeps a file descriptor; 1,024 is a common limit of a process
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+_Signature = tuple[
+    int, int, int, int
+]  # device, inode, bytes, mtime in ns: another file, another one
+
+
+class _Maps:
+    """Recently used maps, and which files were verified. One for each process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open: OrderedDict[Path, tuple[_Signature, memoryview]] = OrderedDict()
+        self.verified: dict[Path, tuple[_Signature, int]] = {}
+
+
+class FolderStore(Store):
+    """Keys are paths below `root`. Writes go to a temporary name, are synced and renamed."""
+
+    is_local = True
+
+    def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
+        """`durable=False` skips fsync: for a cache, which can be fetched again."""
+        self.root = Path(root)
+        self.url = f"file://{self.root}"
+        self._durable = durable
+        self._maps = PerProcess(_Maps)
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _place(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    @contextlib.contextmanager
+    def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
+        place = f"{verb} {self._place(key)}" if key else f"{verb} {self.url}"
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError as error:
+            raise ObjectNotFoundError(f"{place}: there is no such object") from error
+        except FileExistsError as error:
+            raise ObjectExistsError(f"{place}: the object exists") from error
+        except PermissionError as error:
+            raise PermissionDeniedError(
+                f"{place}: no permission; check who owns the folder {self.root}"
+            ) from error
+        except IsADirectoryError as error:
+            raise ObjectNotFoundError(f"{place}: that is a folder, not an object") from error
+        except NotADirectoryError as error:
+            raise ObjectNotFoundError(f"{place}: a file stands where a folder must be") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StoreError(f"{place}: {reason}") from error
+
+    def _map(self, key: str) -> tuple[_Signature, memoryview]:
+        path = self._path(key)
+        maps = self._maps.get()
+        with self._mapped_errors("get", key):
+            held = maps.open.get(path)
+            if held is not None and held[0] == _signature(path.stat()):
+                return held
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                data = (
+                    memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                    if status.st_size
+                    else memoryview(b"")
+                )
+        held = (_signature(status), data)
+        with maps.lock:
+            maps.open[path] = held
+            maps.open.move_to_end(path)
+            while len(maps.open) > _MAX_MAPS:
+                maps.open.popitem(last=False)
+        return held
+
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        signature, data = self._map(key)
+        verified = self._maps.get().verified
+        path = self._path(key)
+        if checksum is not None and verified.get(path) != (signature, checksum):
+            verify(data, checksum, place=self._place(key))
+            verified[path] = (signature, checksum)
+        return data
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        data = self._map(key)[1]
+        check_ranges(ranges, data.nbytes, place=self._place(key))
+        return [data[start:end] for start, end in ranges]
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        self.write(key, [data], create=create)
+
+    def write(
+        self,
+        key: str,
+        pieces: Iterable[Buffer],
+        *,
+        create: bool = False,
+        checksum: int | None = None,
+    ) -> None:
+        """`put` in pieces; nothing is stored where they differ from `checksum`."""
+        path = self._path(key)
+        temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        hasher = None if checksum is None else xxhash.xxh3_64()
+        with self._mapped_errors("put", key):
+            new_folder = not path.parent.is_dir()
+            try:
+                with _create(temporary) as file:
+                    for piece in pieces:
+                        if hasher is not None:
+                            hasher.update(piece)
+                        _write_all(file.fileno(), read_only(piece))
+                    if self._durable:
+                        os.fsync(file.fileno())
+                if hasher is not None and hasher.intdigest() != checksum:
+                    raise ChecksumError(
+                        f"{self._place(key)}: the bytes received differ from the checksum in "
+                        "their commit; the object was altered or damaged after it was saved"
+                    )
+                _publish(temporary, path, create=create)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+            if self._durable:
+                self._sync_folders(path.parent, upwards=new_folder)
+
+    def _sync_folders(self, folder: Path, *, upwards: bool) -> None:
+        """Make a new name durable; `upwards`, the names of its folders up to the root too."""
+        for place in [folder, *folder.parents]:
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if place == self.root or not upwards:
+                return
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._mapped_errors("head", key):
+            path = self._path(key)
+            if path.is_dir():
+                raise ObjectNotFoundError(f"{self._place(key)}: that is a folder, not an object")
+            return _info(key, path.stat())
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folders = [check_key(prefix) if prefix else ""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._entries(folder):
+                key = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir():
+                    folders.append(key)
+                else:
+                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                        yield _info(key, entry.stat())
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        folder = check_key(prefix) if prefix else ""
+        return sorted(entry.name for entry in self._entries(folder) if entry.is_dir())
+
+    def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
+        with self._mapped_errors("list", folder):
+            try:
+                with os.scandir(self.root / folder) as entries:
+                    return [e for e in entries if not e.name.startswith(_TEMPORARY)]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._mapped_errors("delete", key):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+                self._remove_empty_folders(path.parent)
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        while folder != self.root:
+            try:
+                os.rmdir(folder)
+            except OSError:  # not empty, already gone, or someone just put an object in it
+                return
+            folder = folder.parent
+
+
+def _signature(status: os.stat_result) -> _Signature:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc)
+    return ObjectInfo(key, status.st_size, modified)
+
+
+def _create(path: Path) -> io.FileIO:
+    """A new file, in a folder that is made where it is missing."""
+    for _ in range(100):  # a `delete` beside us may take the empty folder away again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return open(path, "xb", buffering=0)
+        except FileNotFoundError as error:
+            missing = error
+    raise missing
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data.nbytes:
+        data = data[os.write(descriptor, data) :]
+
+
+def _publish(temporary: Path, path: Path, *, create: bool) -> None:
+    """Give the file its name; with `create` only where the name is free, atomically."""
+    if not create:
+        os.replace(temporary, path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A file system without hard links. The lock dies with its holder.
+        with FileLock(path.parent / f"{_TEMPORARY}lock"):
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+            os.replace(temporary, path)

@@ -1,0 +1,71 @@
+"""Objects in this process's memory, for tests and small experiments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+
+from typing_extensions import Buffer
+
+from ..errors import ObjectExistsError, ObjectNotFoundError
+from ..ranges import Range
+from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, verify
+
+_Objects = dict[str, tuple[memoryview, datetime]]
+_named: dict[str, _Objects] = {}
+_lock = threading.Lock()
+
+
+class MemoryStore(Store):
+    """`memory://name`: every store of one name in this process holds the same objects."""
+
+    is_local = True
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with _lock:
+            self._objects = _named.setdefault(url, {})
+
+    def _object(self, key: str) -> memoryview:
+        try:
+            return self._objects[check_key(key)][0]
+        except KeyError:
+            raise ObjectNotFoundError(f"{self.url}: no object {key!r}") from None
+
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        data = self._object(key)
+        verify(data, checksum, place=f"{self.url}/{key}")
+        return data
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        data = self._object(key)
+        check_ranges(ranges, data.nbytes, place=f"{self.url}/{key}")
+        return [data[start:end] for start, end in ranges]
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        held = (memoryview(bytes(data)), datetime.now(timezone.utc))
+        with _lock:
+            if create and key in self._objects:
+                raise ObjectExistsError(f"{self.url}: object {key!r} exists")
+            self._objects[check_key(key)] = held
+
+    def head(self, key: str) -> ObjectInfo:
+        data = self._object(key)
+        return ObjectInfo(key, data.nbytes, self._objects[key][1])
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        start = f"{prefix}/" if prefix else ""
+        for key, (data, modified) in list(self._objects.items()):
+            if key.startswith(start):
+                yield ObjectInfo(key, data.nbytes, modified)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        start = f"{prefix}/" if prefix else ""
+        below = (key[len(start) :] for key in list(self._objects) if key.startswith(start))
+        return sorted({key.split("/")[0] for key in below if "/" in key})
+
+    def delete(self, keys: Iterable[str]) -> None:
+        with _lock:
+            for key in keys:
+                self._objects.pop(check_key(key), None)

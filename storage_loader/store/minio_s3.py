@@ -1,0 +1,235 @@
+"""S3 through the minio client: after a fork, and to create buckets, which obstore cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from urllib.parse import urlsplit
+
+import certifi
+import urllib3
+from minio import Minio
+from minio.credentials.providers import (
+    AWSConfigProvider,
+    ChainedProvider,
+    EnvAWSProvider,
+    IamAwsProvider,
+)
+from minio.deleteobjects import DeleteObject
+from minio.error import MinioException, S3Error
+from typing_extensions import Buffer
+
+from ..errors import StoreError
+from ..ranges import Range, coalesce
+from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only, verify
+from .s3_place import (
+    CONNECT_TIMEOUT,
+    MAX_RETRIES,
+    READ_TIMEOUT,
+    THREADS,
+    Failure,
+    S3Place,
+    raise_mapped,
+)
+
+
+class MinioS3(Store):
+    """See `Store`; of `create` puts exactly one wins (If-None-Match)."""
+
+    def __init__(self, place: S3Place) -> None:
+        self.url = place.url
+        self._place = place
+
+    @cached_property
+    def _http(self) -> urllib3.PoolManager:
+        return urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT),
+            maxsize=THREADS,
+            cert_reqs="CERT_REQUIRED",
+            ca_certs=certifi.where(),
+            retries=urllib3.Retry(
+                total=MAX_RETRIES,
+                backoff_factor=0.2,
+                status_forcelist=[500, 502, 503, 504],
+                allowed_methods=None,
+            ),
+        )
+
+    @cached_property
+    def _client(self) -> Minio:
+        place = self._place
+        endpoint = urlsplit(place.endpoint or "https://s3.amazonaws.com")
+        keys = (
+            {"access_key": place.access_key, "secret_key": place.secret_key}
+            if place.access_key
+            else {
+                "credentials": ChainedProvider(
+                    [EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()]
+                )
+            }
+        )
+        return Minio(
+            endpoint.netloc,
+            secure=endpoint.scheme == "https",
+            region=place.region,
+            http_client=self._http,
+            **keys,
+        )
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
+
+    @contextmanager
+    def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+            raise_mapped(self._place, _failure(verb, key, error), error)
+
+    def stream(self, key: str) -> Iterator[Buffer]:
+        with self._mapped_errors("get", key):
+            response = self._client.get_object(self._place.bucket, self._place.full_key(key))
+            try:
+                yield from response.stream(STREAM_CHUNK)
+            finally:
+                response.close()
+                response.release_conn()
+
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        data = read_only(b"".join(self.stream(key)))
+        verify(data, checksum, place=f"{self.url}/{key}")
+        return data
+
+    def _get_range(self, key: str, start: int, end: int) -> memoryview:
+        with self._mapped_errors("get", key):
+            response = self._client.get_object(
+                self._place.bucket, self._place.full_key(key), offset=start, length=end - start
+            )
+            try:
+                data = read_only(response.read())
+            finally:
+                response.close()
+                response.release_conn()
+        check_lengths([data], [(start, end)], place=f"{self.url}/{key}")
+        return data
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        return self.get_many([(key, ranges)])[0]
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        plans = [coalesce([r for r in ranges if r[1] > r[0]]) for _, ranges in requests]
+        flat = [
+            (key, *request)
+            for (key, _), plan in zip(requests, plans, strict=True)
+            for request in plan.requests
+        ]
+        received = iter(list(self._threads.map(lambda call: self._get_range(*call), flat)))
+        results = []
+        for (_, ranges), plan in zip(requests, plans, strict=True):
+            bodies = [next(received) for _ in plan.requests]
+            sources = iter(plan.sources)
+            buffers = []
+            for start, end in ranges:
+                if end == start:
+                    buffers.append(memoryview(b""))
+                    continue
+                request, offset = next(sources)
+                buffers.append(bodies[request][offset : offset + end - start])
+            results.append(buffers)
+        return results
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        return list(self._threads.map(self.get, keys))
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        # The client's own put_object takes no precondition; a signed URL does.
+        with self._mapped_errors("put", key):
+            url = self._client.get_presigned_url(
+                "PUT", self._place.bucket, self._place.full_key(key), expires=timedelta(hours=1)
+            )
+            headers = {"If-None-Match": "*"} if create else {}
+            response = self._http.request("PUT", url, body=read_only(data), headers=headers)  # type: ignore[arg-type]
+        if response.status >= 300:
+            failure = Failure("put", key, code=_code(response.data), status=response.status)
+            raise_mapped(self._place, failure, RuntimeError(f"HTTP status {response.status}"))
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._mapped_errors("head", key):
+            stat = self._client.stat_object(self._place.bucket, self._place.full_key(key))
+        return ObjectInfo(key, stat.size or 0, _time(stat.last_modified))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folder = self._place.full_prefix(prefix)
+        with self._mapped_errors("list", prefix):
+            for item in self._client.list_objects(
+                self._place.bucket, prefix=f"{folder}/" if folder else None, recursive=True
+            ):
+                key = self._place.own_key(item.object_name or "")
+                yield ObjectInfo(key, item.size or 0, _time(item.last_modified))
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        folder = self._place.full_prefix(prefix)
+        with self._mapped_errors("list", prefix):
+            items = self._client.list_objects(
+                self._place.bucket, prefix=f"{folder}/" if folder else None
+            )
+            names = [item.object_name or "" for item in items if item.is_dir]
+        return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = (DeleteObject(self._place.full_key(key)) for key in keys)
+        with self._mapped_errors("delete", ""):
+            errors = list(self._client.remove_objects(self._place.bucket, wanted))
+        if errors:
+            failure = Failure("delete", errors[0].name or "", code=errors[0].code)
+            raise_mapped(self._place, failure, RuntimeError(errors[0].message or errors[0].code))
+
+    def prepare(self) -> None:
+        with self._mapped_errors("create bucket", ""):
+            try:
+                self._client.make_bucket(self._place.bucket, location=self._place.region)
+            except S3Error as error:
+                if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                    raise
+
+
+def _time(value: datetime | None) -> datetime:
+    return value or datetime.fromtimestamp(0, timezone.utc)
+
+
+def _code(body: bytes) -> str:
+    _, _, rest = body.partition(b"<Code>")
+    return rest.partition(b"</Code>")[0].decode(errors="replace")
+
+
+def _failure(verb: str, key: str, error: Exception) -> Failure:
+    if isinstance(error, S3Error):
+        code = error.code or ""
+        status = _STATUS.get(code, 0) or getattr(error.response, "status", 0)
+        return Failure(verb, key, code=code, status=status, detail=str(error.message))
+    reason = getattr(error, "reason", None) or error
+    return Failure(
+        verb,
+        key,
+        timed_out=isinstance(reason, urllib3.exceptions.TimeoutError)
+        and not isinstance(reason, urllib3.exceptions.ConnectTimeoutError),
+        unreachable=isinstance(
+            reason,
+            (
+                urllib3.exceptions.NewConnectionError,
+                urllib3.exceptions.ConnectTimeoutError,
+                urllib3.exceptions.SSLError,
+                urllib3.exceptions.ProtocolError,
+            ),
+        ),
+        detail=str(error),
+    )
+
+
+_STATUS = {"NoSuchKey": 404, "AccessDenied": 403, "PreconditionFailed": 412}

@@ -1,0 +1,205 @@
+"""S3 through obstore, the usual way."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store as ObstoreClient
+from typing_extensions import Buffer
+
+from ..errors import PermissionDeniedError, StoreError
+from ..ranges import Range
+from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only, verify
+from .s3_place import (
+    CONNECT_TIMEOUT,
+    MAX_RETRIES,
+    READ_TIMEOUT,
+    THREADS,
+    Failure,
+    S3Place,
+    raise_mapped,
+)
+
+SINGLE_PUT = 64 * 2**20  # one PUT up to here beats parts by 1.14; above, 4 parts of 16 MiB at once
+PART = 16 * 2**20
+PARTS_AT_ONCE = 4
+
+_first_use_pid: int | None = None
+
+
+def usable() -> bool:
+    """False in a process forked after obstore ran: its runtime would wait forever."""
+    return _first_use_pid in (None, os.getpid())
+
+
+class ObstoreS3(Store):
+    """See `Store`; of `create` puts exactly one wins (If-None-Match)."""
+
+    def __init__(self, place: S3Place) -> None:
+        self.url = place.url
+        self._place = place
+
+    @cached_property
+    def _client(self) -> ObstoreClient:
+        global _first_use_pid  # noqa: PLW0603  what `usable` asks about is the process
+        _first_use_pid = os.getpid()
+        place = self._place
+        options: dict[str, Any] = {"region": place.region}
+        if place.endpoint:
+            options["endpoint"] = place.endpoint
+        if place.access_key:
+            options["access_key_id"] = place.access_key
+            options["secret_access_key"] = place.secret_key
+        elif not os.environ.get("AWS_ACCESS_KEY_ID"):
+            options |= _found_credentials(place)
+        return ObstoreClient(
+            place.bucket,
+            client_options={
+                "allow_http": (place.endpoint or "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
+                "read_timeout": timedelta(seconds=READ_TIMEOUT),
+                "timeout": timedelta(hours=1),
+            },
+            retry_config={
+                "max_retries": MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=60),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=0.1),
+                    "max_backoff": timedelta(seconds=2),
+                    "base": 3,
+                },
+            },
+            **options,
+        )
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
+
+    @contextmanager
+    def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except (BaseError, OSError, ValueError) as error:
+            raise_mapped(self._place, _failure(verb, key, error), error)
+
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        with self._mapped_errors("get", key):
+            data = read_only(obstore.get(self._client, self._place.full_key(key)).bytes())
+        verify(data, checksum, place=f"{self.url}/{key}")
+        return data
+
+    def stream(self, key: str) -> Iterator[Buffer]:
+        with self._mapped_errors("get", key):
+            result = obstore.get(self._client, self._place.full_key(key))
+            yield from result.stream(min_chunk_size=STREAM_CHUNK)
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        wanted = [(start, end) for start, end in ranges if end > start]
+        with self._mapped_errors("get", key):
+            received = obstore.get_ranges(
+                self._client,
+                self._place.full_key(key),
+                starts=[start for start, _ in wanted],
+                ends=[end for _, end in wanted],
+                coalesce=0,  # the default of 1 MiB fetches what nobody asked for
+            ) if wanted else []  # fmt: skip
+        full = iter(received)
+        buffers = [
+            read_only(next(full)) if end > start else memoryview(b"") for start, end in ranges
+        ]
+        check_lengths(buffers, ranges, place=f"{self.url}/{key}")
+        return buffers
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        if len(requests) == 1:
+            return super().get_many(requests)
+        return list(self._threads.map(lambda request: self.get_ranges(*request), requests))
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        return list(self._threads.map(self.get, keys))
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        body = read_only(data)
+        with self._mapped_errors("put", key):
+            obstore.put(
+                self._client,
+                self._place.full_key(key),
+                body,
+                mode="create" if create else "overwrite",
+                use_multipart=body.nbytes > SINGLE_PUT and not create,
+                chunk_size=PART,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._mapped_errors("head", key):
+            meta = obstore.head(self._client, self._place.full_key(key))
+        return ObjectInfo(key, meta["size"], meta["last_modified"])
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        with self._mapped_errors("list", prefix):
+            folder = self._place.full_prefix(prefix)
+            for page in obstore.list(self._client, folder or None, chunk_size=1000):
+                for meta in page:
+                    key = self._place.own_key(meta["path"])
+                    yield ObjectInfo(key, meta["size"], meta["last_modified"])
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        with self._mapped_errors("list", prefix):
+            folder = self._place.full_prefix(prefix)
+            found = obstore.list_with_delimiter(self._client, folder or None)
+        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found["common_prefixes"])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        paths = [self._place.full_key(key) for key in keys]
+        with self._mapped_errors("delete", ""):
+            if paths:
+                obstore.delete(self._client, paths)
+
+
+def _found_credentials(place: S3Place) -> dict[str, Any]:
+    """Credentials of an AWS profile or SSO, through boto3 where it is installed."""
+    try:
+        import boto3  # noqa: PLC0415  the optional extra `aws`
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+    except ImportError:
+        session = None
+    else:
+        session = boto3.Session()
+    if session is not None and session.get_credentials() is not None:
+        return {"credential_provider": Boto3CredentialProvider(session)}
+    if place.endpoint is None:
+        return {}  # on AWS itself obstore asks the machine's or the container's role
+    raise PermissionDeniedError(
+        f"{place.url} at {place.server}: no keys; give access_key= and secret_key=, set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install storage-loader[aws] to use "
+        "an AWS profile"
+    )
+
+
+def _failure(verb: str, key: str, error: Exception) -> Failure:
+    """Read an obstore error: it has no fields, only text."""
+    text = str(error)
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    status = re.search(r"(?:status code: |status: )(\d{3})", text)
+    return Failure(
+        verb,
+        key,
+        code=code[1] if code else "",
+        status=int(status[1]) if status else (404 if isinstance(error, FileNotFoundError) else 0),
+        timed_out="kind: Timeout" in text or "TimedOut" in text,
+        unreachable="kind: Connect" in text,
+        detail=text.split("\n", 1)[0],
+    )

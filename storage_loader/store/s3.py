@@ -1,0 +1,76 @@
+"""Objects in an S3 bucket: MinIO, AWS, Ceph, any endpoint, path style.
+
+obstore moves the bytes: in Rust, outside the GIL. Its runtime does not survive a fork, so a
+process that was forked after obstore ran uses the minio client instead; both are `Store`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from typing_extensions import Buffer
+
+from ..errors import PermissionDeniedError
+from ..process import PerProcess
+from ..ranges import Range
+from . import obstore_s3
+from .base import Buffers, ObjectInfo, Store
+from .minio_s3 import MinioS3
+from .obstore_s3 import ObstoreS3
+from .s3_place import S3Place
+
+
+class S3Store(Store):
+    """The client that fits this process, behind the verbs of `Store`."""
+
+    def __init__(self, place: S3Place) -> None:
+        self.url = place.url
+        self.place = place
+        self._client = PerProcess(self._make)
+
+    def _make(self) -> Store:
+        return ObstoreS3(self.place) if obstore_s3.usable() else MinioS3(self.place)
+
+    @property
+    def origin(self) -> str:
+        return f"{self.place.server} {self.url}"
+
+    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
+        return self._client.get().get(key, checksum=checksum)
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        return self._client.get().get_ranges(key, ranges)
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        return self._client.get().get_many(requests)
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        return self._client.get().get_all(keys)
+
+    def stream(self, key: str) -> Iterator[Buffer]:
+        return self._client.get().stream(key)
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        self._client.get().put(key, data, create=create)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._client.get().head(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._client.get().list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        return self._client.get().list_folders(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._client.get().delete(keys)
+
+    def prepare(self) -> None:
+        """Create the bucket; `PermissionDeniedError` where the keys do not allow it."""
+        try:
+            MinioS3(self.place).prepare()
+        except PermissionDeniedError as error:
+            raise PermissionDeniedError(
+                f"{self.url} at {self.place.server}: there is no bucket {self.place.bucket!r}, and "
+                "these keys may not create it; create it, or use keys that may"
+            ) from error

@@ -1,0 +1,123 @@
+"""What the tests share: an S3 server, fresh buckets on it, and hypothesis's profiles.
+
+S3 is moto in this process, one server for each pytest-xdist worker. Where
+STORAGE_LOADER_TEST_S3_ENDPOINT is set it is that server instead, with the _ACCESS_KEY, _SECRET_KEY
+and _REGION beside it; tests/s3_server.py starts one and prints them.
+
+A test that takes a fixture named s3_* carries the marker `s3` by itself. One that asks for it only
+while running (`request.getfixturevalue`) has to be marked by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import hypothesis
+import pytest
+from minio import Minio
+from minio.deleteobjects import DeleteObject
+
+SETTINGS = [
+    f"STORAGE_LOADER_TEST_S3_{name}" for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
+]
+
+# The time of one example says nothing here: the first one may import torch or start a server.
+hypothesis.settings.register_profile("dev", deadline=None)
+# The same examples on every run, so that a failure in CI is the change's and can be repeated.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
+
+
+def pytest_configure() -> None:
+    missing = [name for name in SETTINGS if not os.environ.get(name)]
+    if 0 < len(missing) < len(SETTINGS):
+        raise pytest.UsageError(f"for a real S3 server set {', '.join(missing)} too")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m s3` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name.startswith("s3_") for name in getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.s3)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 server that answers, and keys that may do everything on it."""
+
+    endpoint: str  # with its scheme: "http://127.0.0.1:9300"
+    access_key: str
+    secret_key: str
+    region: str
+    real: bool  # False: moto, which accepts any keys and knows no permissions
+
+    def client(self) -> Minio:
+        url = urlsplit(self.endpoint)
+        return Minio(
+            url.netloc,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            region=self.region,
+            secure=url.scheme == "https",
+        )
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The server of this test run."""
+    values = [os.environ.get(name, "") for name in SETTINGS]
+    if values[0]:
+        yield S3Server(*values, real=True)
+    else:
+        yield from _moto_server()
+
+
+def _moto_server() -> Iterator[S3Server]:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = ("testaccesskey", "testsecretkey")
+    yield S3Server(f"http://{host}:{port}", *keys, region="us-east-1", real=False)
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """The name of a new, empty bucket; it goes, with all that is in it, after the test."""
+    client = s3_server.client()
+    bucket = f"storage-loader-test-{uuid.uuid4().hex[:16]}"
+    client.make_bucket(bucket)
+    yield bucket
+    remove_bucket(client, bucket)
+
+
+def remove_bucket(client: Minio, bucket: str) -> None:
+    """Delete a bucket and all objects in it. Does nothing where there is none."""
+    if not client.bucket_exists(bucket):
+        return
+    found = client.list_objects(bucket, recursive=True)
+    failed = list(client.remove_objects(bucket, (DeleteObject(o.object_name) for o in found)))
+    assert not failed, f"{len(failed)} objects of {bucket} were not deleted, first: {failed[0]}"
+    client.remove_bucket(bucket)
+
+
+@pytest.fixture
+def s3_storage(s3_server: S3Server, s3_bucket: str) -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into a new bucket, under a prefix with a space."""
+    return {
+        "storage": f"s3://{s3_bucket}/some prefix",
+        "endpoint": s3_server.endpoint,
+        "access_key": s3_server.access_key,
+        "secret_key": s3_server.secret_key,
+        "region": s3_server.region,
+    }
