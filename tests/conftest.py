@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -46,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name.startswith("s3_") for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of this machine reaches a test, and no cache or data folder outlives it."""
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name == "STORAGE_LOADER_STORAGE":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
 
 
 @dataclass(frozen=True)
@@ -121,3 +132,22 @@ def s3_storage(s3_server: S3Server, s3_bucket: str) -> dict[str, str]:
         "secret_key": s3_server.secret_key,
         "region": s3_server.region,
     }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into a new folder."""
+    return {"storage": str(tmp_path / "store")}
+
+
+@pytest.fixture
+def memory() -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into this process's memory."""
+    return {"storage": f"memory://{uuid.uuid4().hex}"}
+
+
+@pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def storage(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into each kind of storage in turn."""
+    name = "s3_storage" if request.param == "s3" else request.param
+    return request.getfixturevalue(name)

@@ -1,0 +1,97 @@
+"""Numbered rows: every attribute of a row is a function of the row's number.
+
+So a test that has read rows knows which they are and that no attribute of one came from another:
+loss, duplication, order and alignment are all asserted, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from storage_loader import Attribute, DataConfig, Dataset
+
+ROW = "row"  # the attribute that holds the number itself
+
+ATTRIBUTES = (
+    Attribute("image", "uint8", (3, 5)),
+    Attribute(ROW, "int64"),
+    Attribute("weight", "float32", (2,)),
+)
+
+
+def config(storage: Mapping[str, Any], name: str = "rows", **settings: Any) -> DataConfig:
+    """A config of numbered rows in the storage that these keywords give."""
+    return DataConfig(name, **{"attributes": ATTRIBUTES, **storage, **settings})
+
+
+def make(
+    numbers: Iterable[int], attributes: Sequence[Attribute] = ATTRIBUTES
+) -> dict[str, np.ndarray]:
+    """The rows of these numbers, in this order."""
+    rows = np.fromiter(numbers, np.int64)
+    return {a.name: _values(a, rows) for a in attributes}
+
+
+def _values(attribute: Attribute, rows: np.ndarray) -> np.ndarray:
+    """Any bits, NaN's and denormal ones too, that differ by attribute, row and place in the row."""
+    if attribute.name == ROW:
+        assert (attribute.dtype, attribute.shape) == ("int64", ())
+        return rows.copy()
+    salt = np.uint64(int.from_bytes(attribute.name.encode()[:8], "little"))
+    shape = (len(rows), *attribute.shape)
+    if attribute.dtype == "bool":
+        return (_mixed(rows, attribute.num_values, salt) & np.uint64(1)).astype(bool).reshape(shape)
+    words = -(-attribute.row_nbytes // 8)
+    octets = _mixed(rows, words, salt).view(np.uint8)[:, : attribute.row_nbytes]
+    return np.ascontiguousarray(octets).view(attribute.numpy_dtype).reshape(shape)
+
+
+def _mixed(rows: np.ndarray, words: int, salt: np.uint64) -> np.ndarray:
+    """Shape (rows, words): splitmix64 of salt, row and place, a bijection of 64-bit words."""
+    place = np.arange(words, dtype=np.uint64)
+    x = (rows.astype(np.uint64)[:, None] << np.uint64(24)) + place[None, :] + salt
+    x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(2**64 - 1)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def assert_rows(
+    batch: Mapping[str, Any],
+    numbers: Iterable[int],
+    attributes: Sequence[Attribute] = ATTRIBUTES,
+) -> None:
+    """The batch is exactly these rows: names in order, dtypes, shapes and every bit."""
+    expected = make(numbers, attributes)
+    assert list(batch) == list(expected)
+    for name, array in expected.items():
+        got = batch[name]
+        assert (name, got.dtype, got.shape) == (name, array.dtype, array.shape)
+        assert np.ascontiguousarray(got).tobytes() == array.tobytes(), name
+
+
+def numbers_of(batch: Mapping[str, Any], attributes: Sequence[Attribute] = ATTRIBUTES) -> list[int]:
+    """The numbers of the rows in a batch whose attributes all belong to them."""
+    numbers: list[int] = np.asarray(batch[ROW]).tolist()
+    assert_rows(batch, numbers, attributes)
+    return numbers
+
+
+def numbers_in(
+    batches: Iterable[Mapping[str, Any]], attributes: Sequence[Attribute] = ATTRIBUTES
+) -> list[int]:
+    """`numbers_of` over batches, one after another."""
+    return [number for batch in batches for number in numbers_of(batch, attributes)]
+
+
+def stored(config: DataConfig, attributes: Sequence[Attribute] = ATTRIBUTES) -> list[int]:
+    """The numbers of all rows of a dataset in order, as it is now."""
+    return numbers_of(Dataset(config)[:], attributes)
+
+
+def in_batches(start: int, stop: int, size: int) -> Iterable[range]:
+    """The numbers from start to stop in ranges of `size`; the last may be shorter."""
+    return (range(first, min(first + size, stop)) for first in range(start, stop, size))
