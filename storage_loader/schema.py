@@ -41,6 +41,8 @@ def dtype_name(dtype: object, *, attribute: str = "") -> str:
     Raises `SchemaError` for a dtype that cannot be stored.
     """
     where = f"attribute {attribute!r}: " if attribute else ""
+    if dtype is None:  # numpy takes it for float64
+        raise SchemaError(f"{where}dtype None; storable: {', '.join(DTYPES)}")
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if isinstance(dtype, str) and dtype.startswith("torch."):
@@ -92,8 +94,9 @@ class Attribute:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "dtype", dtype_name(dtype, attribute=name))
         object.__setattr__(self, "shape", _row_shape(shape, name))
-        if self.row_nbytes > _MAX_ROW_NBYTES:
-            raise SchemaError(f"attribute {name!r}: a row of {self.row_nbytes} bytes is too large")
+        nbytes = math.prod(max(1, axis) for axis in self.shape) * self.numpy_dtype.itemsize
+        if nbytes > _MAX_ROW_NBYTES:  # beside an axis of 0 too: numpy makes no such array
+            raise SchemaError(f"attribute {name!r}: rows of shape {self.shape} are too large")
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -116,20 +119,24 @@ class Attribute:
 
 
 def _row_shape(shape: object, name: str) -> tuple[int, ...]:
-    if shape is None or isinstance(shape, str):
+    if shape is None or isinstance(shape, (str, bytes)):
         raise SchemaError(
             f"attribute {name!r}: shape {shape!r}: variable-length rows are not there yet; "
             "give the shape of one row as a tuple, () for a scalar"
         )
-    axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)  # type: ignore[arg-type]
-    if any(axis is None or axis == -1 for axis in axes):
+    try:
+        axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)  # type: ignore[arg-type]
+    except TypeError:
+        raise SchemaError(
+            f"attribute {name!r}: shape {shape!r}: a tuple of whole numbers, () for a scalar"
+        ) from None
+    whole = [isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes]
+    if any(a is None or (is_whole and a == -1) for a, is_whole in zip(axes, whole, strict=True)):
         raise SchemaError(
             f"attribute {name!r}: shape {axes!r}: variable-length rows are not there yet; "
             "every axis needs a fixed length"
         )
-    if not all(
-        isinstance(a, (int, np.integer)) and not isinstance(a, bool) and a >= 0 for a in axes
-    ):
+    if not all(is_whole and a >= 0 for a, is_whole in zip(axes, whole, strict=True)):
         raise SchemaError(f"attribute {name!r}: shape {axes!r}: axes are whole numbers from 0 up")
     if len(axes) > 31:
         raise SchemaError(f"attribute {name!r}: {len(axes)} axes, the most is 31")
