@@ -29,8 +29,10 @@ STORAGE_VARIABLE = "STORAGE_LOADER_STORAGE"
 
 JSONScalar = str | int | float | bool | None
 
+_SCHEMES = ("s3", "file", "memory")
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ENDPOINT = re.compile(r"[!-~]+")
 
 
 def _storage(storage: str | os.PathLike[str] | None, endpoint: str | None) -> str:
@@ -40,21 +42,29 @@ def _storage(storage: str | os.PathLike[str] | None, endpoint: str | None) -> st
     if storage is None:
         if endpoint is not None:
             return f"s3://{DEFAULT_BUCKET}"
-        return f"file://{platformdirs.user_data_dir('storage_loader')}"
-    text = os.fspath(storage)
+        return f"file://{_absolute(platformdirs.user_data_dir('storage_loader'))}"
+    text = os.fspath(storage) if isinstance(storage, os.PathLike) else storage
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"storage {storage!r}: a URL or a folder's path")
     scheme, separator, rest = text.partition("://")
+    if separator and scheme != "memory" and "@" in rest.partition("/")[0]:
+        raise ConfigError("storage: no keys in the URL; use access_key= and secret_key=")
     if not separator:
+        scheme, colon, rest = text.partition(":")
+        if colon and scheme in _SCHEMES:  # what pathlib makes of a URL
+            raise ConfigError(
+                f"storage {text!r}: a URL is a string with '://', {scheme}://{rest.lstrip('/')}"
+            )
         return f"file://{_absolute(text)}"
     if scheme == "file":
         if not rest.startswith("/"):
             raise ConfigError(f"storage {text!r}: file:// takes an absolute path, file:///data/...")
         return f"file://{_absolute(rest)}"
     if scheme == "memory":
-        if not rest:
-            raise ConfigError("storage 'memory://': give it a name, memory://name")
-        return text.rstrip("/")
+        name = rest.rstrip("/")
+        if not name:
+            raise ConfigError(f"storage {text!r}: give it a name, memory://name")
+        return f"memory://{name}"
     if scheme == "s3":
         return _s3_url(text, rest)
     raise ConfigError(
@@ -71,8 +81,6 @@ def _absolute(path: str) -> str:
 
 def _s3_url(text: str, rest: str) -> str:
     bucket, _, prefix = rest.partition("/")
-    if "@" in bucket:
-        raise ConfigError("storage: no keys in the URL; use access_key= and secret_key=")
     if not _BUCKET_NAME.fullmatch(bucket):
         raise ConfigError(
             f"storage {text!r}: {bucket!r} is no bucket name (3 to 63 of a-z, 0-9, '.', '-')"
@@ -99,18 +107,19 @@ class Endpoint:
         return f"{'https' if self.secure else 'http'}://{self.host}"
 
 
-def _endpoint(endpoint: str, secure: bool | None) -> Endpoint:
+def parse_endpoint(endpoint: str, secure: bool | None) -> Endpoint:
+    """The endpoint with its scheme decided; `ConfigError` where it is none."""
     scheme, separator, _ = endpoint.partition("://")
-    parts = urlsplit(endpoint if separator else f"//{endpoint}")
     if "@" in endpoint:
         raise ConfigError("endpoint: no keys in the endpoint; use access_key= and secret_key=")
     if separator and scheme not in ("http", "https"):
         raise ConfigError(f"endpoint {endpoint!r}: the scheme is http or https")
     try:
+        parts = urlsplit(endpoint if separator else f"//{endpoint}")
         valid = bool(parts.hostname) and parts.path in ("", "/") and parts.port != 0
     except ValueError:
         valid = False
-    if not valid or parts.query or parts.fragment or any(c.isspace() for c in endpoint):
+    if not valid or parts.query or parts.fragment or not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"endpoint {endpoint!r}: give host:port or http(s)://host:port")
     if separator and secure is not None and secure != (scheme == "https"):
         raise ConfigError(
@@ -154,7 +163,7 @@ def canonical_json(value: object) -> bytes:
     ).encode()
 
 
-@dataclass(frozen=True, eq=True)
+@dataclass(frozen=True, eq=False)
 class DataConfig:
     """A dataset: its identity, its attributes, and where it is stored. A frozen value, no I/O.
 
@@ -204,6 +213,18 @@ class DataConfig:
         if compressor is not None:
             raise ConfigError("compressor: compressed attributes are not there yet; leave it out")
         _check_object_size(max_object_size)
+        texts = {
+            "endpoint": endpoint,
+            "access_key": access_key,
+            "secret_key": secret_key,
+            "region": region,
+        }
+        for name, text in texts.items():
+            if text is not None and (not isinstance(text, str) or not text):
+                kind = "an empty one" if text == "" else type(text).__name__
+                raise ConfigError(f"{name}: a string, not {kind}; or leave it out")
+        if secure not in (None, True, False):
+            raise ConfigError(f"secure {secure!r}: True, False or None")
         if (access_key is None) != (secret_key is None):
             given, other = (
                 ("access_key", "secret_key") if access_key else ("secret_key", "access_key")
@@ -218,7 +239,7 @@ class DataConfig:
                 if value is not None:
                     raise ConfigError(f"{name} is for s3:// storage, not for {url!r}")
         if endpoint is not None:
-            _endpoint(endpoint, secure)
+            parse_endpoint(endpoint, secure)
         values: dict[str, Any] = {
             "dataset_name": dataset_name,
             "attributes": None if attributes is None else Schema.of(attributes).attributes,
@@ -239,11 +260,6 @@ class DataConfig:
     def schema(self) -> Schema | None:
         """The attributes as a `Schema`; None where they were left out."""
         return None if self.attributes is None else Schema(self.attributes)
-
-    @property
-    def resolved_endpoint(self) -> Endpoint | None:
-        """The endpoint with its scheme decided; None means AWS itself."""
-        return None if self.endpoint is None else _endpoint(self.endpoint, self.secure)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -275,6 +291,11 @@ class DataConfig:
             raise ConfigError(f"config: not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"config: a JSON object is needed, not {type(values).__name__}")
+        if any(name in values for name in _SECRET):
+            raise ConfigError(
+                "config: keys do not belong in a text; leave them out and set AWS_ACCESS_KEY_ID "
+                "and AWS_SECRET_ACCESS_KEY, or use dataclasses.replace(config, access_key=...)"
+            )
         names = [f.name for f in fields(cls) if f.name not in _SECRET]
         reject_unknown(values, names, what="config key")
         if "dataset_name" not in values:
@@ -290,10 +311,19 @@ class DataConfig:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DataConfig:
         """Read what `save` wrote."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(Path(path).read_bytes())
+
+    def _values(self) -> tuple[object, ...]:
+        """What equality compares: of `additional` the JSON, where 1, 1.0 and True differ."""
+        return self.dataset_prefix, *(
+            getattr(self, f.name) for f in fields(self) if f.name != "additional"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataConfig) and self._values() == other._values()
 
     def __hash__(self) -> int:
-        return hash((self.storage, self.endpoint, self.dataset_prefix, self.attributes))
+        return hash(self._values())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "additional": dict(self.additional)}

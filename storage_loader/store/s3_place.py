@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from ..config import DataConfig
+from ..config import DataConfig, parse_endpoint
 from ..errors import (
     BucketNotFoundError,
     ObjectExistsError,
@@ -41,13 +41,13 @@ class S3Place:
         """The place a config names; environment variables fill what it leaves out."""
         bucket, _, prefix = config.storage.removeprefix("s3://").partition("/")
         environment = os.environ.get
-        resolved = config.resolved_endpoint
+        endpoint = (
+            config.endpoint or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL")
+        )
         return cls(
             bucket,
             prefix,
-            resolved.url
-            if resolved
-            else environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL"),
+            parse_endpoint(endpoint, config.secure).url if endpoint else None,
             config.region
             or environment("AWS_REGION")
             or environment("AWS_DEFAULT_REGION")
