@@ -74,7 +74,7 @@ class ObjectLayout:
     checksums_offset: int
 
     def __post_init__(self) -> None:
-        parts = [("checksums", *self.checksums_range)]
+        parts = [("checksums", *self.checksums_range)] if self.num_checksums else []
         parts += [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
         parts.sort(key=lambda part: part[1:])
         place = 1  # byte 0 belongs to HDF5

@@ -1,0 +1,111 @@
+"""Unknown names are errors that suggest the nearest valid one; every error is in one tree."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from storage_loader import errors
+from storage_loader.errors import StorageLoaderError, UnknownNameError
+from storage_loader.keywords import checked_keywords, nearest, reject_unknown
+
+
+@checked_keywords
+def paint(color: str, *, width: int = 1) -> tuple[str, int]:
+    """A function to decorate."""
+    return color, width
+
+
+class Brush:
+    @checked_keywords
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
+
+
+def test_known_keywords_pass() -> None:
+    assert paint("red", width=2) == ("red", 2)
+    assert paint(color="red") == ("red", 1)
+    assert Brush(width=3).width == 3
+    assert paint.__name__ == "paint"
+    assert list(inspect.signature(paint).parameters) == ["color", "width"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: paint("red", widht=2), "unknown paint keyword 'widht'; did you mean 'width'?"),
+        (lambda: paint(colour="red"), "unknown paint keyword 'colour'; did you mean 'color'?"),
+        (lambda: paint("x", zzz=1), "unknown paint keyword 'zzz'; valid: 'color', 'width'"),
+        (lambda: Brush(wdth=1), "unknown Brush keyword 'wdth'; did you mean 'width'?"),
+        (lambda: Brush(self=1), "unknown Brush keyword 'self'; valid: 'width'"),
+    ],
+)
+def test_an_unknown_keyword_names_the_nearest(call, text: str) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        call()
+    assert str(error.value) == text
+    assert isinstance(error.value, TypeError)
+
+
+def test_a_missing_argument_stays_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'color'"):
+        paint()
+
+
+def test_the_first_unknown_name_is_reported() -> None:
+    reject_unknown(["a", "b"], ["b", "a", "c"], what="key")
+    reject_unknown([], [], what="key")
+    with pytest.raises(UnknownNameError, match="unknown key 'x'; valid: 'a', 'b'"):
+        reject_unknown(["a", "x", "y"], iter(["b", "a"]), what="key")
+    with pytest.raises(UnknownNameError, match=r"unknown key 'x'$"):
+        reject_unknown(["x"], [], what="key")
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "ending"),
+    [
+        ("tagret", ["image", "target"], "; did you mean 'target'?"),
+        ("zz", ["image", "target"], "; valid: 'image', 'target'"),
+        ("zz", [], ""),
+        (5, ["image"], "; valid: 'image'"),
+    ],
+)
+def test_nearest(name, valid: list[str], ending: str) -> None:
+    assert nearest(name, valid) == ending
+
+
+ERRORS = [e for _, e in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize(
+    ("error", "standard"),
+    [
+        (errors.ConfigError, ValueError),
+        (errors.UnknownNameError, TypeError),
+        (errors.SchemaError, ValueError),
+        (errors.CastError, ValueError),
+        (errors.DatasetNotFoundError, FileNotFoundError),
+        (errors.VersionNotFoundError, LookupError),
+        (errors.FormatError, ValueError),
+        (errors.ChecksumError, ValueError),
+        (errors.SaverError, RuntimeError),
+        (errors.LoaderError, RuntimeError),
+        (errors.StoreError, OSError),
+        (errors.ObjectNotFoundError, FileNotFoundError),
+        (errors.ObjectExistsError, FileExistsError),
+        (errors.BucketNotFoundError, FileNotFoundError),
+        (errors.PermissionDeniedError, PermissionError),
+        (errors.StoreConnectionError, ConnectionError),
+        (errors.StoreTimeoutError, TimeoutError),
+    ],
+)
+def test_each_error_is_a_standard_one_too(error: type, standard: type) -> None:
+    assert issubclass(error, standard)
+    assert issubclass(error, StorageLoaderError)
+    assert str(error("a text")) == "a text"
+
+
+def test_every_error_is_in_the_tree() -> None:
+    assert all(issubclass(e, StorageLoaderError) for e in ERRORS)
+    assert len(ERRORS) == 18
