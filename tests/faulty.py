@@ -31,11 +31,13 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """`put object`, `put commit`, `put dataset`, `get object`, ..."""
+        """`put object`, `get commit`, `put dataset`, `list metadata`, or the verb alone."""
         if "/objects/" in self.key:
             return f"{self.verb} object"
         if "/metadata/" in self.key:
-            return f"{self.verb} commit" if self.key.endswith(".json") else f"{self.verb} metadata"
+            return f"{self.verb} commit"
+        if self.key.endswith("/metadata"):
+            return f"{self.verb} metadata"
         return f"{self.verb} dataset" if self.key.endswith("/dataset.json") else self.verb
 
 
@@ -129,7 +131,7 @@ class Injected(StoreError):
 
 
 class FailAt:
-    """A hook that raises at the `nth` (from 0) call of a kind, and, `onwards`, at all later ones."""
+    """A hook that raises at the `nth` call (from 0) of a kind, with `onwards` at later ones too."""
 
     def __init__(self, kind: str, nth: int = 0, *, onwards: bool = False) -> None:
         self._kind = kind

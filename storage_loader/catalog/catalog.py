@@ -15,6 +15,7 @@ from ..errors import (
     ObjectNotFoundError,
     SchemaError,
     StorageLoaderError,
+    StoreError,
     VersionNotFoundError,
 )
 from ..schema import Schema
@@ -125,11 +126,10 @@ class Catalog:
         number: int,
         refresh: bool = False,
     ) -> CommitId:
-        """Make stored objects visible, all at once, by one create-only put.
+        """Make stored objects visible, all at once, by one create-only put, after `create`.
 
         With `refresh` the commit replaces exactly the commits that are listed now.
         """
-        self.create(schema)
         listed = self.commit_ids()
         commit_id = CommitId(listed[-1].seq + 1 if listed else 1, writer, number)
         commit = Commit(
@@ -141,15 +141,24 @@ class Catalog:
                 "library": f"storage_loader {distribution_version('storage_loader')}",
             },
         )
-        body = commit.to_bytes()
-        key = self._commit_key(commit_id)
+        self._put_commit(self._commit_key(commit_id), commit.to_bytes())
+        return commit_id
+
+    def _put_commit(self, key: str, body: bytes) -> None:
         try:
             self.store.put(key, body, create=True)
-        except ObjectExistsError:
-            # A put that was retried after its answer was lost meets its own first attempt.
-            if bytes(self.store.get(key)) != body:
+        except StoreError as error:
+            # The answer to a put may be lost, and its retry then meets its own first attempt.
+            try:
+                arrived = bytes(self.store.get(key)) == body
+            except ObjectNotFoundError:
+                arrived = False
+            except StoreError:
+                raise StoreError(
+                    f"{error}; the commit may have arrived all the same, look before saving again"
+                ) from error
+            if not arrived:
                 raise
-        return commit_id
 
     def snapshot(self, version: Version | str | Sequence[str] | None = None) -> Snapshot:
         """The dataset now, or at a version: a `Version`, its hash, or a list of commit ids.

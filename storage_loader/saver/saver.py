@@ -7,6 +7,7 @@ import os
 import secrets
 import warnings
 import weakref
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from ..keywords import checked_keywords
 from ..schema import Schema
 from .batch import as_arrays
 from .buffer import ObjectBuffer
+from .cast import Array
 from .upload import Uploads
 
 _log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class DataSaver:
     ) -> None:
         if not isinstance(config, DataConfig):
             raise ConfigError(f"DataSaver takes a DataConfig, not {type(config).__name__}")
-        if not isinstance(num_worker_threads, int) or num_worker_threads < 1:
+        if type(num_worker_threads) is not int or num_worker_threads < 1:
             raise ConfigError(f"num_worker_threads {num_worker_threads!r}: at least 1")
         self.config = config
         self._refresh = refresh
@@ -108,11 +110,17 @@ class DataSaver:
         The rows are copied; a batch is taken whole or, on an error, not at all. Raises
         `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed.
         """
-        if self._state != "open":
-            self._open()
-        self._check_usable()
-        assert self._schema is not None
-        arrays, rows = as_arrays(batch, self._schema)
+        arrays, rows = as_arrays(batch, self._open())
+        try:
+            self._append(arrays, rows)
+        except BaseException as error:  # an interrupt too: part of a batch is never committed
+            self._fail(error)
+            raise
+        if self._bar is not None:
+            self._bar.update(rows)
+            self._bar.set_postfix(objects=self._uploads.num_stored, refresh=False)
+
+    def _append(self, arrays: Mapping[str, Array], rows: int) -> None:
         start = 0
         while start < rows:
             if self._buffer is None:
@@ -124,37 +132,31 @@ class DataSaver:
             start = stop
             if not self._buffer.room:
                 self._hand_over()
-        if self._bar is not None:
-            self._bar.update(rows)
-            self._bar.set_postfix(objects=self._uploads.num_stored, refresh=False)
 
     def commit(self) -> str | None:
         """Publish the rows saved so far and go on; the commit's id, None where there is none.
 
         Raises `SaverError` where an upload failed: then nothing is published.
         """
-        if self._state != "open":
-            self._open()
-        self._check_usable()
-        assert self._schema is not None
+        schema = self._open()
         if not self._rows.pending and not self._refresh:
             return None
         self._hand_over()
         try:
             objects = self._uploads.finish()
+            self._catalog.create(schema)
             # From here on the objects stay, whatever happens: a publish that failed may have
             # arrived all the same.
             self._uploads.forget()
             commit_id = self._catalog.publish(
-                self._schema,
+                schema,
                 objects,
                 writer=self._writer,
                 number=self._number,
                 refresh=self._refresh,
             )
         except BaseException as error:
-            self._state = "failed"
-            self._uploads.failure = self._uploads.failure or error
+            self._fail(error)
             if isinstance(error, StorageLoaderError):
                 raise self._failed() from error
             raise
@@ -170,6 +172,7 @@ class DataSaver:
         """
         if self._state in ("closed", "aborted"):
             return
+        self._check_process()
         if self._state == "new" and not self._refresh:
             self._end("closed")
             return
@@ -181,10 +184,12 @@ class DataSaver:
         self._end("closed")
 
     def abort(self) -> None:
-        """End without a commit and remove what was stored since the last one."""
-        if self._state in ("closed", "aborted"):
+        """End without a commit and remove what was stored since the last one.
+
+        In a process forked from the saver's own it does nothing: the objects are the parent's.
+        """
+        if self._state in ("closed", "aborted") or self._rows.pid != os.getpid():
             return
-        stored: list[str] = []
         if self._state != "new":
             stored = self._uploads.stop()
             try:
@@ -193,10 +198,11 @@ class DataSaver:
                 _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
         self._end("aborted")
 
-    def _open(self) -> None:
-        if self._state != "new":
-            self._check_usable()
-            return
+    def _open(self) -> Schema:
+        """The schema to save by; connects and starts the threads at first use."""
+        self._check_usable()
+        if self._schema is not None:
+            return self._schema
         self._catalog = Catalog(self.config)
         try:
             stored = self._catalog.read_schema()
@@ -221,20 +227,33 @@ class DataSaver:
         if self._progress:
             self._bar = tqdm(desc=f"save {self.config.dataset_name}", unit=" rows")
         self._state = "open"
+        return schema
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
         if self._rows.pid != os.getpid():
             raise SaverError("this saver was made in another process; make one in each process")
+
+    def _check_usable(self) -> None:
+        self._check_process()
         if self._state in ("closed", "aborted"):
             raise SaverError(f"this saver is {self._state}; make another one")
-        if self._state == "failed" or self._uploads.failure is not None:
+        if self._state == "new":
+            return
+        if self._uploads.failure is not None:
             self._state = "failed"
             raise self._failed() from self._uploads.failure
 
+    def _fail(self, error: BaseException) -> None:
+        """Nothing is committed from now on; the first error is the one that is told."""
+        self._state = "failed"
+        self._uploads.failure = self._uploads.failure or error
+
     def _failed(self) -> SaverError:
+        reason = self._uploads.failure
         return SaverError(
             f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
-            f"were not committed ({self._rows.committed} were before): {self._uploads.failure}"
+            f"were not committed ({self._rows.committed} were before): "
+            f"{str(reason) or type(reason).__name__}"
         )
 
     def _hand_over(self) -> None:
@@ -253,7 +272,7 @@ class DataSaver:
 
     def __repr__(self) -> str:
         stored = ""
-        if self._state not in ("new",) and self._schema is not None:
+        if self._schema is not None:
             stored = (
                 f", {self._uploads.num_stored} objects, "
                 f"{self._uploads.nbytes_stored / 2**20:.1f} MiB stored"
