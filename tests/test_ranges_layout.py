@@ -1,0 +1,186 @@
+"""Rows -> blocks -> byte ranges -> fewer requests: arithmetic, held against slow oracles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_loader.errors import FormatError
+from storage_loader.layout import ALIGNMENT, Column, ObjectLayout, block_rows
+from storage_loader.ranges import Range, coalesce
+from storage_loader.schema import Schema
+
+ranges = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "gap", "requests", "sources"),
+    [
+        ([], 0, [], []),
+        ([(3, 7)], 0, [(3, 7)], [(0, 0)]),
+        ([(3, 3)], 0, [(3, 3)], [(0, 0)]),
+        ([(0, 4), (4, 8)], 0, [(0, 8)], [(0, 0), (0, 4)]),  # touching
+        ([(0, 4), (5, 8)], 0, [(0, 4), (5, 8)], [(0, 0), (1, 0)]),
+        ([(0, 4), (5, 8)], 1, [(0, 8)], [(0, 0), (0, 5)]),
+        ([(0, 4), (6, 8)], 1, [(0, 4), (6, 8)], [(0, 0), (1, 0)]),
+        ([(6, 8), (0, 4)], 0, [(0, 4), (6, 8)], [(1, 0), (0, 0)]),  # out of order
+        ([(0, 9), (2, 4), (8, 12)], 0, [(0, 12)], [(0, 0), (0, 2), (0, 8)]),  # overlapping
+        ([(2, 4), (2, 4)], 0, [(2, 4)], [(0, 0), (0, 0)]),  # twice
+        ([(0, 9), (1, 2), (20, 21)], 0, [(0, 9), (20, 21)], [(0, 0), (0, 1), (1, 0)]),
+    ],
+)
+def test_coalesce(
+    asked: list[Range], gap: int, requests: list[Range], sources: list[tuple[int, int]]
+) -> None:
+    plan = coalesce(asked, gap=gap)
+    assert (plan.requests, plan.sources) == (requests, sources)
+
+
+def joined(asked: list[Range], gap: int) -> list[Range]:
+    """Join any two ranges at most `gap` apart until there are none: slow and plain."""
+    requests = set(asked)
+    while True:
+        pairs = [(a, b) for a in requests for b in requests if a < b and b[0] <= a[1] + gap]
+        if not pairs:
+            return sorted(requests)
+        a, b = pairs[0]
+        requests = (requests - {a, b}) | {(a[0], max(a[1], b[1]))}
+
+
+@given(st.lists(ranges, max_size=12), st.integers(0, 6))
+def test_every_range_is_found_and_no_more_is_fetched(asked: list[Range], gap: int) -> None:
+    content = bytes(range(100))
+    plan = coalesce(asked, gap=gap)
+    assert plan.requests == joined(asked, gap)
+    bodies = [content[start:end] for start, end in plan.requests]
+    for (start, end), (request, offset) in zip(asked, plan.sources, strict=True):
+        assert bodies[request][offset : offset + end - start] == content[start:end]
+
+
+@pytest.mark.parametrize(
+    ("row_nbytes", "rows"),
+    [
+        (0, 65536),
+        (1, 65536),
+        (2, 32768),
+        (3, 21845),
+        (8, 8192),
+        (32767, 2),
+        (32768, 2),
+        (32769, 1),
+        (65535, 1),
+        (65536, 1),
+        (65537, 1),
+        (2**40, 1),
+    ],
+)
+def test_a_block_is_about_64_kib(row_nbytes: int, rows: int) -> None:
+    assert block_rows(row_nbytes) == rows
+
+
+columns = st.builds(
+    Column, st.integers(1, 50), st.integers(0, 40), st.integers(0, 9), st.integers(1, 12)
+)
+
+
+@given(columns)
+def test_blocks_tile_a_column(column: Column) -> None:
+    covered = [
+        byte for block in range(column.num_blocks) for byte in range(*column.block_range(block))
+    ]
+    assert covered == list(range(column.offset, column.end))
+    assert column.nbytes == column.rows * column.row_nbytes
+    for row in range(column.rows if column.row_nbytes else 0):
+        start, end = column.block_range(row // column.block_rows)
+        first = column.offset + row * column.row_nbytes
+        assert start <= first < first + column.row_nbytes <= end
+    for block in range(column.num_blocks):
+        start, end = column.block_range(block)
+        whole = block < column.num_blocks - 1
+        assert (end - start == column.block_nbytes) or not whole
+        assert end > start
+
+
+SCHEMA = Schema.of([("a", "uint8", (10,)), ("b", "int64"), ("empty", "uint8", (0,))])
+
+
+def layout(**changes: object) -> ObjectLayout:
+    """100 rows: the table at 256, `b` at 320, `a` at 1152."""
+    given = {
+        "rows": 100,
+        "nbytes": 2152,
+        "offsets": {"a": 1152, "b": 320, "empty": 0},
+        "blocks": {"a": 30, "b": 100, "empty": 65536},
+        "checksums_offset": 256,
+    }
+    return ObjectLayout.of(SCHEMA, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_an_object_layout() -> None:
+    made = layout()
+    assert list(made.columns) == ["a", "b", "empty"]
+    assert made.columns["a"] == Column(1152, 100, 10, 30)
+    assert made.columns["b"] == Column(320, 100, 8, 100)
+    assert [made.columns[n].num_blocks for n in ("a", "b", "empty")] == [4, 1, 0]
+    assert made.first_checksum == {"a": 0, "b": 4, "empty": 5}
+    assert made.num_checksums == 5
+    assert made.checksums_range == (256, 296)
+    assert made == layout()
+    assert made != layout(rows=99)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"checksums_offset": 0}, "checksums at bytes 0 to 40 of 2152"),
+        ({"checksums_offset": 257}, "checksums at bytes 257 to 297 of 2152"),
+        ({"checksums_offset": 320}, "'b' at bytes 320 to 1120 of 2152"),
+        ({"checksums_offset": 2176}, "checksums at bytes 2176 to 2216 of 2152"),
+        ({"nbytes": 2151}, "'a' at bytes 1152 to 2152 of 2151"),
+        ({"offsets": {"a": 1160, "b": 320, "empty": 0}}, "'a' at bytes 1160 to 2160 of 2152"),
+        ({"offsets": {"a": 1088, "b": 320, "empty": 0}}, "'a' at bytes 1088 to 2088 of 2152"),
+        ({"offsets": {"a": 1152, "b": 384, "empty": 0}}, "'a' at bytes 1152 to 2152 of 2152"),
+        ({"offsets": {"a": 1152, "b": 0, "empty": 0}}, "'b' at bytes 0 to 800 of 2152"),
+        ({"rows": 101}, "'a' at bytes 1152 to 2162 of 2152"),
+        ({"blocks": {"a": 1, "b": 100, "empty": 1}}, "'b' at bytes 320 to 1120 of 2152"),
+    ],
+)
+def test_parts_may_not_overlap_nor_leave_the_object(changes: dict, part: str) -> None:
+    with pytest.raises(FormatError) as error:
+        layout(**changes)
+    assert str(error.value) == (
+        f"object layout: {part} overlaps another part, lies outside or is not on a "
+        f"{ALIGNMENT}-byte boundary"
+    )
+
+
+def test_an_object_without_bytes_has_no_checksums() -> None:
+    schema = Schema.of([("empty", "uint8", (0,))])
+    made = ObjectLayout.of(
+        schema, rows=5, nbytes=1, offsets={"empty": 0}, blocks={"empty": 1}, checksums_offset=0
+    )
+    assert (made.num_checksums, made.checksums_range) == (0, (0, 0))
+    assert made.small == {"empty"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_nbytes", "nbytes", "small"),
+    [
+        (8192, 8, 2**20, True),  # exactly a block
+        (8193, 8, 2**20, False),
+        (8193, 8, 64 * 8193 * 8, True),  # exactly 1/64 of the object
+        (8193, 8, 64 * 8193 * 8 - 1, False),
+    ],
+)
+def test_small_columns(rows: int, row_nbytes: int, nbytes: int, small: bool) -> None:
+    schema = Schema.of([("id", "uint8", (row_nbytes,))])
+    made = ObjectLayout.of(
+        schema,
+        rows=rows,
+        nbytes=nbytes,
+        offsets={"id": 2048},
+        blocks={"id": 8192},
+        checksums_offset=64,
+    )
+    assert ("id" in made.small) == small
