@@ -3,7 +3,7 @@
 from .catalog import DatasetInfo, delete, list_datasets
 from .config import DataConfig
 from .errors import StorageLoaderError
-from .loader import DataLoader, Dataset
+from .loader import DataLoader, Dataset, split
 from .saver import DataSaver, save
 from .schema import Attribute
 
@@ -20,4 +20,5 @@ __all__ = [
     "delete",
     "list_datasets",
     "save",
+    "split",
 ]

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from .errors import FormatError
 from .ranges import Range
 from .schema import Schema
@@ -59,6 +62,11 @@ class Column:
         """Bytes of one block in the object."""
         start = self.offset + block * self.block_nbytes
         return start, min(start + self.block_nbytes, self.end)
+
+
+def _column_blocks(column: Column) -> npt.NDArray[np.int64]:
+    starts = column.offset + np.arange(column.num_blocks) * column.block_nbytes
+    return np.stack([starts, np.minimum(starts + column.block_nbytes, column.end)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,16 @@ class ObjectLayout:
         """Bytes of the checksum table: `num_checksums` little-endian uint64."""
         start = self.checksums_offset
         return start, start + self.num_checksums * CHECKSUM_NBYTES
+
+    @cached_property
+    def block_ranges(self) -> npt.NDArray[np.int64]:
+        """Bytes (start, end) of each block by its place in the checksum table: shape (n, 2)."""
+        ranges = [_column_blocks(column) for column in self.columns.values() if column.num_blocks]
+        return np.concatenate(ranges) if ranges else np.empty((0, 2), np.int64)
+
+    def blocks_of(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """For rows of the object, the places of their blocks in the checksum table."""
+        return rows // self.columns[name].block_rows + self.first_checksum[name]
 
     @cached_property
     def small(self) -> frozenset[str]:

@@ -2,5 +2,6 @@
 
 from .dataset import Dataset
 from .loader import DataLoader
+from .split import split
 
-__all__ = ["DataLoader", "Dataset"]
+__all__ = ["DataLoader", "Dataset", "split"]

@@ -27,7 +27,7 @@ class ObjectRows:
 
 
 def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
-    """Group rows of the dataset by object; `starts` as in `Snapshot.starts`."""
+    """Group rows of the dataset by object; `starts` as in `Snapshot.starts`. -1 is left out."""
     if not len(rows):
         return
     objects = np.searchsorted(starts, rows, "right") - 1
@@ -36,12 +36,14 @@ def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
     cuts = np.flatnonzero(np.diff(grouped)) + 1
     for positions in np.split(order, cuts):
         index = int(objects[positions[0]])
-        yield ObjectRows(index, rows[positions] - starts[index], positions)
+        if index >= 0:
+            yield ObjectRows(index, rows[positions] - starts[index], positions)
 
 
-def allocate(schema: Schema, rows: int) -> dict[str, Array]:
-    """An uninitialised array of `rows` rows for each attribute."""
-    return {a.name: np.empty((rows, *a.shape), a.numpy_dtype) for a in schema}
+def allocate(schema: Schema, rows: Rows) -> dict[str, Array]:
+    """An array of shape (len(rows), *shape) for each attribute; zeros where a row is -1."""
+    make = np.zeros if len(rows) and rows.min() < 0 else np.empty
+    return {a.name: make((len(rows), *a.shape), a.numpy_dtype) for a in schema}
 
 
 def copy_rows(out: Array, positions: Rows, source: Array, rows: Rows) -> None:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..catalog import Version
+from ..catalog import Snapshot, Version
 from ..config import DataConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords
 from .order import Order, Shuffle, make_order
-from .reader import Arrays, read_blocks, read_whole_objects
+from .partition import LAST_BATCH, LastBatch, Partition
+from .plan import Epoch
+from .reader import Read, read_epoch
+from .state import State
+from .subset import Subset, make_subset
 from .view import Transform, View, one_row
 
-_SINGLE_ROWS_NBYTES = 2**20  # gathered at once where batch_size is None
+EXTRAS = ("row", "valid")
+DEFAULT_PREFETCH = 256 * 2**20
 
 
 class DataLoader(View):
     """Iterates over batches: dicts of arrays of shape (batch_size, *shape).
 
     Each `iter(loader)` runs the loader's next epoch, also after an early exit; `set_epoch`
-    chooses it. The order is the same for the same seed and epoch, whatever is cached. A batch
-    is the caller's own. One iteration belongs to one thread; a loader may run several.
+    chooses it. Row k of an epoch is a function of seed, epoch, version and order settings
+    alone: the same for any number of ranks and threads, any batch size and any state of the
+    cache. A batch is the caller's own. One iteration belongs to one thread; a loader may run
+    several.
     """
 
     @checked_keywords
@@ -35,23 +44,39 @@ class DataLoader(View):
         batch_size: int | None = 1,
         shuffle: Shuffle = False,
         seed: int = 0,
+        last_batch: LastBatch = "partial",
         drop_last: bool = False,
         attributes: Sequence[str] | None = None,
+        subset: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        version: Version | str | Sequence[str] | None = None,
         transform: Transform | None = None,
         as_tuple: bool = False,
-        cache_dir: str | os.PathLike[str] | None = None,
+        extras: Sequence[str] = (),
         epochs: int = 1,
+        prefetch: int = DEFAULT_PREFETCH,
+        threads: int = 4,
+        block: int | None = None,
+        window: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         index: bool = False,
-        version: Version | str | Sequence[str] | None = None,
     ) -> None:
-        """`batch_size`: rows; None gives one row at a time, without the batch axis.
+        """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
-        `drop_last`: leave out a last batch of fewer rows. `attributes`: read only these.
-        `transform` gets the batch. `as_tuple`: a tuple in attribute order instead of a dict.
+        `last_batch`: what becomes of a last global batch that is not full: "partial" splits it
+        evenly over the ranks, "drop" leaves it out, "pad" fills it with zeros, "wrap" with the
+        epoch's first rows. `drop_last=True` is short for `last_batch="drop"`.
+        `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
+        boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
+        batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
+        a list of commit ids instead of the newest. `transform` gets the batch. `as_tuple`: a
+        tuple in attribute order instead of a dict. `extras`: adds "row" (int64, the rows'
+        numbers, -1 for padding) and "valid" (bool, False for padding and repeats).
+        `epochs`: how many one iteration runs through. `prefetch`: bytes fetched ahead,
+        default 256 MiB. `threads`: fetching. `block`, `window`: rows, for `shuffle=True`.
         `cache_dir`: where objects of a network store are kept, default the user's cache
-        directory. `epochs`: how many one iteration runs through. `index`: read only the blocks
-        of each batch's rows and never fill the cache. `version`: a `Version`, its hash or a
-        list of commit ids instead of the newest.
+        directory. `index`: read only the blocks of each batch's rows and never fill the cache.
         """
         super().__init__(
             config,
@@ -60,71 +85,186 @@ class DataLoader(View):
             transform=transform,
             as_tuple=as_tuple,
             cache_dir=cache_dir,
+            keep=not index,
         )
-        self._batch_size = None if batch_size is None else _whole("batch_size", batch_size, 1)
+        self._single_rows = batch_size is None
+        self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
         if not (isinstance(shuffle, bool) or shuffle == "global"):
             raise ConfigError(f"shuffle {shuffle!r}: False, True or 'global'")
         self._shuffle: Shuffle = shuffle
         self._seed = _whole("seed", seed, 0)
-        self._drop_last = bool(drop_last)
+        self._last_batch = _last_batch(last_batch, drop_last)
+        self._subset = subset
+        self._rank, self._world_size = _ranks(rank, world_size)
+        self._extras = _extras(extras)
         self._epochs = _whole("epochs", epochs, 1)
-        self._index = bool(index)
+        self._prefetch = _whole("prefetch", prefetch, 1)
+        self._threads = _whole("threads", threads, 1)
+        self._block = None if block is None else _whole("block", block, 1)
+        self._window = None if window is None else _whole("window", window, 1)
         self._epoch = 0
+        self._state: State | None = None  # of the iteration that gave a batch last
+        self._resume: State | None = None
+        self._order: tuple[Order, Subset] | None = None
+
+    def open(self) -> Snapshot:
+        snapshot = super().open()
+        clash = set(self._extras) & set(snapshot.schema.select(self._attributes).names)
+        if clash:
+            raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
+        return snapshot
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch: of the dataset, or of `subset`."""
+        return self._ordered()[0].num_rows
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next `iter` begins with."""
+        """The epoch that the next `iter` begins with.
+
+        Where a loaded state stands within this epoch, the next `iter` still goes on from there.
+        """
         self._epoch = _whole("epoch", epoch, 0)
+        self._state = None
+        if self._resume is not None and self._resume.epoch != epoch:
+            self._resume = None
 
     def __len__(self) -> int:
-        """Batches of one `iter(loader)`."""
-        size = self._batch_size or 1
-        full, rest = divmod(self.num_rows, size)
-        return (full + bool(rest and not self._drop_last)) * self._epochs
+        """Batches of one `iter(loader)` on this rank."""
+        return self._partition(0).num_batches * self._epochs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that gave a batch last stands: integers and strings, for JSON.
+
+        `rows` counts what was received, not what was fetched ahead. At an epoch's end it is
+        the next epoch's row 0.
+        """
+        return (self._resume or self._state or self._start_state()).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter` go on with exactly the row after `state`, at its version and seed.
+
+        On any world_size and batch_size. Raises `LoaderError` for a state of another dataset
+        or other order settings, `VersionNotFoundError` where commits of its version are gone.
+        """
+        loaded = State.from_dict(state)
+        here = State.from_dict({**loaded.to_dict(), "dataset": self.config.dataset_prefix})
+        loaded.check_fits(here)
+        self._go_to(Version(tuple(loaded.version.split())))
+        self._order = None
+        self._seed = loaded.seed
+        loaded.check_fits(self._start_state())
+        if loaded.rows > self.num_rows or loaded.stop_epoch <= loaded.epoch:
+            raise LoaderError(
+                f"the state stands at row {loaded.rows} of {self.num_rows} in epoch "
+                f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
+            )
+        self._resume = loaded
+        self._epoch = loaded.epoch
 
     def __iter__(self) -> Iterator[Any]:
-        snapshot = self.open()
-        order = make_order(
-            self._shuffle,
-            num_rows=snapshot.num_rows,
-            row_nbytes=snapshot.schema.row_nbytes,
+        state = self._resume or self._start_state()
+        self._resume = None
+        self._epoch = state.stop_epoch
+        self._state = state
+        return self._iterate(state)
+
+    def _iterate(self, state: State) -> Iterator[Any]:
+        while True:
+            epoch = self._epoch_of(state)
+            with closing(self._reads(epoch)) as reads:  # type: ignore[type-var]  # a generator
+                for read in reads:
+                    after = self._after(state, epoch.partition, read.number)
+                    batch = self._batch(read)
+                    self._state = after
+                    yield batch
+            if state.epoch + 1 >= state.stop_epoch:
+                return
+            state = replace(state, epoch=state.epoch + 1, rows=0)
+
+    def _batch(self, read: Read) -> Any:
+        arrays: dict[str, Any] = dict(read.arrays)
+        if "row" in self._extras:
+            arrays["row"] = read.rows.copy()
+        if "valid" in self._extras:
+            arrays["valid"] = read.valid.copy()
+        return self._finish(one_row(arrays, 0) if self._single_rows else arrays)
+
+    def _after(self, state: State, partition: Partition, batch: int) -> State:
+        """The state once a batch was received."""
+        if batch + 1 < partition.num_batches:
+            return replace(state, rows=partition.rows_after(batch))
+        return self._next_epoch(state)
+
+    def _next_epoch(self, state: State) -> State:
+        epoch = state.epoch + 1
+        stop = max(state.stop_epoch, epoch)
+        return replace(
+            state, epoch=epoch, rows=0, stop_epoch=stop if epoch < stop else epoch + self._epochs
+        )
+
+    def _reads(self, epoch: Epoch) -> Iterator[Read]:
+        return read_epoch(
+            self._source,
+            epoch,
+            row_nbytes=self.schema.row_nbytes,
+            prefetch=self._prefetch,
+            threads=self._threads,
+        )
+
+    def _epoch_of(self, state: State) -> Epoch:
+        order, subset = self._ordered()
+        return Epoch(state.epoch, order, self._partition(state.rows), self._rank, subset)
+
+    def _partition(self, start: int) -> Partition:
+        order, _ = self._ordered()
+        return Partition(
+            order.num_rows,
+            self._batch_size,
+            self._world_size,
+            self._last_batch,
+            order.contiguous,
+            start,
+        )
+
+    def _ordered(self) -> tuple[Order, Subset]:
+        """The order of this version's rows, and which rows they are."""
+        if self._order is None:
+            snapshot = self.open()
+            subset = make_subset(self._subset, snapshot.num_rows)
+            order = make_order(
+                self._shuffle,
+                num_rows=subset.num_rows,
+                row_nbytes=snapshot.schema.row_nbytes,
+                seed=self._seed,
+                block=self._block,
+                window=self._window,
+            )
+            self._order = order, subset
+        return self._order
+
+    def _start_state(self) -> State:
+        order, subset = self._ordered()
+        settings = {"block": 0, "window": 0, **order.settings()}
+        return State(
+            dataset=self.config.dataset_prefix,
+            version=" ".join(self.version.commits),
+            subset=subset.name,
+            shuffle=str(settings["shuffle"]),
+            block=int(settings["block"]),
+            window=int(settings["window"]),
             seed=self._seed,
+            epoch=self._epoch,
+            stop_epoch=self._epoch + self._epochs,
+            rows=0,
         )
-        first = self._epoch
-        self._epoch += self._epochs
-        return self._iterate(order, range(first, first + self._epochs))
-
-    def _iterate(self, order: Order, epochs: range) -> Iterator[Any]:
-        for epoch in epochs:
-            arrays = self._read(order, epoch)
-            try:
-                for batch in arrays:
-                    if self._batch_size is None:
-                        rows = len(next(iter(batch.values())))
-                        for row in range(rows):
-                            yield self._finish(one_row(batch, row))
-                    else:
-                        yield self._finish(batch)
-            finally:
-                arrays.close()  # type: ignore[attr-defined]  # a generator: ends its threads
-
-    def _read(self, order: Order, epoch: int) -> Iterator[Arrays]:
-        snapshot = self.open()
-        size = self._batch_size or max(
-            1, min(1024, _SINGLE_ROWS_NBYTES // max(1, self.schema.row_nbytes))
-        )
-        stop = snapshot.num_rows
-        if self._drop_last and self._batch_size is not None:
-            stop -= stop % size
-        batches = ((start, min(start + size, stop)) for start in range(0, stop, size))
-        if self._index:
-            return read_blocks(self._source, order, epoch, batches)
-        return read_whole_objects(self._source, snapshot, self.schema, order, epoch, batches)
 
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
+        size = None if self._single_rows else self._batch_size
         return (
             f"DataLoader({self.config.dataset_name!r} in {self.config.storage}, "
-            f"batch_size={self._batch_size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
+            f"batch_size={size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
         )
 
 
@@ -132,3 +272,30 @@ def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} {value!r}: a whole number from {least} up")
     return int(value)
+
+
+def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:
+    for known in LAST_BATCH:
+        if last_batch == known:
+            if drop_last and known not in ("partial", "drop"):
+                raise ConfigError(f"drop_last=True contradicts last_batch={known!r}")
+            return "drop" if drop_last else known
+    raise ConfigError(f"last_batch {last_batch!r}: one of {', '.join(map(repr, LAST_BATCH))}")
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        return 0, 1
+    if rank is None or world_size is None:
+        raise ConfigError("rank and world_size go together; give both or neither")
+    world_size = _whole("world_size", world_size, 1)
+    rank = _whole("rank", rank, 0)
+    if rank >= world_size:
+        raise ConfigError(f"rank {rank}: from 0 to {world_size - 1} of world_size {world_size}")
+    return rank, world_size
+
+
+def _extras(extras: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(extras, str) or any(name not in EXTRAS for name in extras):
+        raise ConfigError(f"extras {extras!r}: a list of some of {', '.join(map(repr, EXTRAS))}")
+    return tuple(extras)

@@ -1,81 +1,97 @@
-"""Two ways to read the batches of an epoch: from whole objects fetched ahead, or by blocks."""
+"""The batches of an epoch on one rank, as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ..catalog import Snapshot
-from ..schema import Schema
-from .gather import Array, allocate, by_object, copy_rows
-from .order import Order, Rows, walk
-from .prefetch import Prefetcher, ahead
+from .gather import Array
+from .order import Rows
+from .plan import Chunk, Epoch, chunks
+from .prefetch import ahead
 from .source import Source
 
-Arrays = dict[str, Array]
-
-FETCH_THREADS = 4
-FETCH_NBYTES = 256 * 2**20  # of objects begun ahead of the consumer
-FETCH_OBJECTS = (2, 64)
-KEEP_OBJECTS = 128  # mapped at a time: each map holds a file descriptor
-_WALK_ROWS = 65_536
-INDEX_BATCHES = 3  # read ahead of the consumer when indexing
+_AHEAD = 2  # chunks being made ready while one is consumed
+_GATHER_NBYTES = 4 * 2**20  # small batches are gathered together and sliced
+_GATHER_ROWS = 65_536
+_READ_AHEAD = 3  # batches read at once where nothing is held
 
 
-def read_whole_objects(
-    source: Source,
-    snapshot: Snapshot,
-    schema: Schema,
-    order: Order,
-    epoch: int,
-    batches: Iterable[tuple[int, int]],
-) -> Iterator[Arrays]:
-    """Arrays of each batch (start, stop), from objects that are fetched before they are needed."""
-    mean_nbytes = max(1, snapshot.nbytes // max(1, len(snapshot.objects)))
-    least, most = FETCH_OBJECTS
-    with Prefetcher(
-        source.columns,
-        _objects_in_order(snapshot, order, epoch),
-        depth=min(most, max(least, FETCH_NBYTES // mean_nbytes)),
-        threads=FETCH_THREADS,
-        keep=KEEP_OBJECTS,
-    ) as objects:
-        for start, stop in batches:
-            yield _gather(snapshot, schema, objects, order.rows(epoch, start, stop))
+@dataclass(frozen=True)
+class Read:
+    """A batch: arrays of shape (rows, *shape)."""
+
+    number: int  # of the global batch, from the epoch's start or the resumed row on
+    rows: Rows  # numbers in the dataset; -1 is padding
+    valid: npt.NDArray[np.bool_]
+    arrays: dict[str, Array]
 
 
-def _gather(
-    snapshot: Snapshot,
-    schema: Schema,
-    objects: Prefetcher[int, Mapping[str, Array]],
-    rows: Rows,
-) -> Arrays:
-    out = allocate(schema, len(rows))
-    for group in by_object(snapshot.starts, rows):
-        columns = objects[group.index]
-        for name, array in out.items():
-            copy_rows(array, group.positions, columns[name], group.rows)
-    return out
+def read_epoch(
+    source: Source, epoch: Epoch, *, row_nbytes: int, prefetch: int, threads: int
+) -> Iterator[Read]:
+    """The rank's batches in order. Close the iterator to end its threads.
+
+    `row_nbytes` is that of what is read. Where the source holds objects, chunks of batches
+    are made ready ahead, of about half `prefetch` bytes each or a window of the order; else
+    batches are read ahead.
+    """
+    batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
+    if not source.holds:
+        return _read_remote(source, epoch)
+    most = max(1, prefetch // 2 // batch_nbytes)
+    return _read_held(source, epoch, most=most, batch_nbytes=batch_nbytes, threads=threads)
 
 
-def _objects_in_order(snapshot: Snapshot, order: Order, epoch: int) -> Iterator[int]:
-    """Each object once, by the first row of it that the epoch needs."""
-    seen = np.zeros(len(snapshot.objects), bool)
-    for rows in walk(order, epoch, chunk=_WALK_ROWS):
-        objects = np.searchsorted(snapshot.starts, rows, "right") - 1
-        found, first = np.unique(objects, return_index=True)
-        for index in found[np.argsort(first)]:
-            if not seen[index]:
-                seen[index] = True
-                yield int(index)
-        if seen.all():
-            return
+def _read_held(
+    source: Source, epoch: Epoch, *, most: int, batch_nbytes: int, threads: int
+) -> Iterator[Read]:
+    stop = threading.Event()
+    rows = epoch.partition.batch_size
+    together = max(1, min(_GATHER_NBYTES // batch_nbytes, _GATHER_ROWS // rows))
+
+    def prepare(chunk: Chunk) -> tuple[Chunk, Rows]:
+        rows = chunk.rows()
+        for begun in [pool.submit(work) for work in source.missing(rows.reshape(-1), stop)]:
+            begun.result()
+        return chunk, rows
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
+        ready = ahead(prepare, chunks(epoch, most=most), depth=_AHEAD, threads=_AHEAD)
+        try:
+            for chunk, numbers in ready:
+                valid = chunk.valid()
+                for first in range(0, len(numbers), together):
+                    some = numbers[first : first + together]
+                    arrays = source.gather(some.reshape(-1))
+                    yield from _sliced(chunk.first + first, some, valid[first:], arrays)
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            ready.close()  # type: ignore[attr-defined]  # a generator
 
 
-def read_blocks(
-    source: Source, order: Order, epoch: int, batches: Iterable[tuple[int, int]]
-) -> Iterator[Arrays]:
-    """Arrays of each batch (start, stop), reading only the blocks of its rows."""
-    rows = (order.rows(epoch, start, stop) for start, stop in batches)
-    return ahead(source.read, rows, depth=INDEX_BATCHES, threads=INDEX_BATCHES)
+def _sliced(
+    number: int, rows: Rows, valid: npt.NDArray[np.bool_], arrays: dict[str, Array]
+) -> Iterator[Read]:
+    """Batches gathered together, one by one: each has its own part of the memory."""
+    size = rows.shape[1]
+    for i, batch in enumerate(rows):
+        own = {name: array[i * size : (i + 1) * size] for name, array in arrays.items()}
+        yield Read(number + i, batch, valid[i], own)
+
+
+def _read_remote(source: Source, epoch: Epoch) -> Iterator[Read]:
+    def read(chunk: Chunk) -> Read:
+        rows = chunk.rows()[0]
+        return Read(chunk.first, rows, chunk.valid()[0], source.read(rows))
+
+    singles = (Chunk(epoch, n, n + 1) for n in range(epoch.partition.num_batches))
+    with closing(ahead(read, singles, depth=_READ_AHEAD, threads=_READ_AHEAD)) as reads:  # type: ignore[type-var]
+        yield from reads

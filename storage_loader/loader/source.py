@@ -1,195 +1,120 @@
-"""The objects of a snapshot as arrays: whole and mapped, or only the blocks of some rows."""
+"""Rows of a snapshot as arrays: from objects held on this machine, or straight from the store."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from ..catalog import Snapshot
-from ..errors import ChecksumError, FormatError
-from ..layout import Column
-from ..ranges import Range, coalesce
-from ..schema import Attribute, Schema
-from ..store import Store, xxh3
-from .gather import Array, ObjectRows, allocate, by_object, copy_rows
+from ..schema import Schema
+from ..store import Store
+from .blocks import needed_blocks
+from .cache import Cache
+from .gather import Array, allocate, by_object, copy_rows
+from .held import Blocks, HeldObject
 from .order import Rows
+from .remote import RemoteReader
 
-_HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables
-_GAP = 4096  # bytes between two ranges that are not worth another request
-
-
-@dataclass(frozen=True)
-class _Head:
-    """What is read whole at the first touch of an object."""
-
-    checksums: npt.NDArray[np.uint64]
-    small: Mapping[str, Array]
-
-    @property
-    def nbytes(self) -> int:
-        return self.checksums.nbytes + sum(column.nbytes for column in self.small.values())
+_MAX_HELD = 256  # mapped objects: a map holds a file descriptor or two; 1,024 is a common limit
 
 
 class Source:
-    """Reads the attributes of `schema` from a snapshot's objects. Safe from many threads."""
+    """Reads the attributes of `schema` from a snapshot's objects. Safe from many threads.
 
-    def __init__(self, store: Store, snapshot: Snapshot, schema: Schema) -> None:
+    Objects are held on this machine where the store is local or there is a `cache`; else every
+    `read` goes to the store.
+    """
+
+    def __init__(
+        self, store: Store, snapshot: Snapshot, schema: Schema, cache: Cache | None
+    ) -> None:
         self._store = store
         self._snapshot = snapshot
         self._schema = schema
-        self._heads: OrderedDict[int, _Head] = OrderedDict()
-        self._heads_nbytes = 0
+        self._cache = None if store.is_local else cache
+        self.holds = store.is_local or cache is not None
+        self._remote = RemoteReader(store, snapshot, schema)
+        self._held: OrderedDict[int, HeldObject] = OrderedDict()
+        self._verified: dict[int, Blocks] = {}  # of objects that are not complete
+        self._complete = np.zeros(len(snapshot.objects), bool)
         self._lock = threading.Lock()
 
-    def columns(self, index: int) -> Mapping[str, Array]:
-        """An object's attributes, shape (rows, *shape), read-only; verified as a whole."""
-        stored = self._snapshot.objects[index]
-        key = self._snapshot.key(index)
-        data = self._store.get(key, checksum=stored.checksum)
-        if data.nbytes != stored.nbytes:
-            raise FormatError(
-                f"{self._place(index)} has {data.nbytes} bytes, its commit says {stored.nbytes}"
-            )
-        return {a.name: _view(data, a, stored.layout.columns[a.name]) for a in self._schema}
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that can be read is here and verified."""
+        return bool(self._complete.all())
 
     def read(self, rows: Rows) -> dict[str, Array]:
-        """Rows of the dataset, shape (len(rows), *shape): only their blocks, each verified.
+        """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
+        if not self.holds:
+            return self._remote.read(rows)
+        for work in self.missing(rows, threading.Event()):
+            work()
+        return self.gather(rows)
 
-        Small columns and checksums are read whole at an object's first touch and kept.
+    def missing(self, rows: Rows, stop: threading.Event) -> list[Callable[[], None]]:
+        """What must be done before `gather(rows)`: calls that may run in any threads.
+
+        They return early once `stop` is set.
         """
-        out = allocate(self._schema, len(rows))
-        groups = list(by_object(self._snapshot.starts, rows))
-        reads = [_ObjectRead(self, group) for group in groups]
-        buffers = self._store.get_many([(read.key, read.requests) for read in reads])
-        for read, received in zip(reads, buffers, strict=True):
-            read.finish(received, out)
+        if self.is_complete:
+            return []
+        return [
+            self._work(group.index, group.rows, stop)
+            for group in by_object(self._snapshot.starts, rows)
+            if not self._complete[group.index]
+        ]
+
+    def _work(self, index: int, rows: Rows, stop: threading.Event) -> Callable[[], None]:
+        def ensure() -> None:
+            stored = self._snapshot.objects[index]
+            if not stop.is_set():
+                self._object(index).ensure(needed_blocks(stored, self._schema, rows), stop)
+            self._note_complete(index)
+
+        return ensure
+
+    def gather(self, rows: Rows) -> dict[str, Array]:
+        """Like `read`, of rows whose `missing` calls have returned."""
+        out = allocate(self._schema, rows)
+        for group in by_object(self._snapshot.starts, rows):
+            columns = self._object(group.index).columns
+            for name, array in out.items():
+                copy_rows(array, group.positions, columns[name], group.rows)
         return out
 
-    def _place(self, index: int) -> str:
-        return f"{self._store.url}/{self._snapshot.key(index)}"
-
-    def _head(self, index: int) -> _Head | None:
+    def _object(self, index: int) -> HeldObject:
         with self._lock:
-            head = self._heads.get(index)
-            if head is not None:
-                self._heads.move_to_end(index)
-            return head
-
-    def _keep_head(self, index: int, head: _Head) -> None:
+            held = self._held.get(index)
+            if held is not None:
+                self._held.move_to_end(index)
+                return held
+            stored = self._snapshot.objects[index]
+            verified = self._verified.setdefault(index, np.zeros(stored.layout.num_checksums, bool))
+        key = self._snapshot.key(index)
+        file = (
+            self._cache.open(key, stored.nbytes, stored.layout.num_checksums)
+            if self._cache is not None
+            else None
+        )
+        made = HeldObject(stored, self._schema, self._store, key, verified, file)
         with self._lock:
-            if index in self._heads:
+            held = self._held.setdefault(index, made)
+            while len(self._held) > _MAX_HELD:
+                self._held.popitem(last=False)
+        return held
+
+    def _note_complete(self, index: int) -> None:
+        """Forget the flags of an object once every block of the attributes read is verified."""
+        layout = self._snapshot.objects[index].layout
+        with self._lock:
+            verified = self._verified.get(index)
+            if verified is None:
                 return
-            self._heads[index] = head
-            self._heads_nbytes += head.nbytes
-            while self._heads_nbytes > _HEADS_NBYTES and len(self._heads) > 1:
-                _, dropped = self._heads.popitem(last=False)
-                self._heads_nbytes -= dropped.nbytes
-
-
-class _ObjectRead:
-    """Planned on construction: which ranges of one object a batch needs."""
-
-    def __init__(self, source: Source, group: ObjectRows) -> None:
-        self._source = source
-        self._group = group
-        self._stored = source._snapshot.objects[group.index]
-        self.key = source._snapshot.key(group.index)
-        layout = self._stored.layout
-        self._head = source._head(group.index)
-        self._ranges: list[Range] = []
-        self._places: dict[tuple[str, int], int] = {}  # (attribute, block) -> its range
-        self._blocks: dict[str, Rows] = {}
-        if self._head is None:
-            self._ranges.append(layout.checksums_range)
-        for a in source._schema:
-            column = layout.columns[a.name]
-            if a.name not in layout.small:
-                wanted = np.unique(group.rows // column.block_rows)
-            elif self._head is None:
-                wanted = np.arange(column.num_blocks)
-            else:
-                continue
-            self._blocks[a.name] = wanted
-            for block in wanted.tolist():
-                self._places[a.name, block] = len(self._ranges)
-                self._ranges.append(column.block_range(block))
-        self._coalesced = coalesce(self._ranges, gap=_GAP)
-        self.requests: Sequence[Range] = self._coalesced.requests
-
-    def finish(self, buffers: Sequence[memoryview], out: Mapping[str, Array]) -> None:
-        """Verify what was received and copy its rows into the batch."""
-        parts = [
-            buffers[request][offset : offset + end - start]
-            for (request, offset), (start, end) in zip(
-                self._coalesced.sources, self._ranges, strict=True
-            )
-        ]
-        layout, group, source = self._stored.layout, self._group, self._source
-        head = self._head or self._make_head(parts)
-        for a in source._schema:
-            if a.name in layout.small:
-                copy_rows(out[a.name], group.positions, head.small[a.name], group.rows)
-                continue
-            column = layout.columns[a.name]
-            for block, positions, rows in self._rows_by_block(column, self._blocks[a.name]):
-                data = parts[self._places[a.name, block]]
-                self._verify(a.name, block, data, head.checksums)
-                values = np.frombuffer(data, a.numpy_dtype).reshape(-1, *a.shape)
-                copy_rows(out[a.name], positions, values, rows)
-
-    def _rows_by_block(self, column: Column, blocks: Rows) -> list[tuple[int, Rows, Rows]]:
-        """For each block: its number, positions in the batch, and rows within the block."""
-        group = self._group
-        of_row = group.rows // column.block_rows
-        order = np.argsort(of_row, kind="stable")
-        cuts = np.searchsorted(of_row[order], blocks[1:])
-        return [
-            (block, group.positions[members], group.rows[members] - block * column.block_rows)
-            for block, members in zip(blocks.tolist(), np.split(order, cuts), strict=True)
-        ]
-
-    def _make_head(self, parts: Sequence[memoryview]) -> _Head:
-        table = parts[0]
-        layout = self._stored.layout
-        if xxh3(table) != self._stored.blocks_checksum:
-            raise ChecksumError(
-                f"{self._source._place(self._group.index)}: the checksum table differs from its "
-                "own checksum in the commit; the object was altered or damaged"
-            )
-        checksums = np.frombuffer(bytes(table), "<u8")
-        small = {}
-        for a in self._source._schema:
-            column = layout.columns[a.name]
-            if a.name not in layout.small:
-                continue
-            blocks = range(column.num_blocks)
-            pieces = [parts[self._places[a.name, block]] for block in blocks]
-            for block, piece in zip(blocks, pieces, strict=True):
-                self._verify(a.name, block, piece, checksums)
-            values = np.frombuffer(b"".join(pieces), a.numpy_dtype)
-            small[a.name] = values.reshape(column.rows, *a.shape)
-        head = _Head(checksums, small)
-        self._source._keep_head(self._group.index, head)
-        return head
-
-    def _verify(
-        self, name: str, block: int, data: memoryview, checksums: npt.NDArray[np.uint64]
-    ) -> None:
-        layout = self._stored.layout
-        if xxh3(data) != int(checksums[layout.first_checksum[name] + block]):
-            first = block * layout.columns[name].block_rows
-            raise ChecksumError(
-                f"{self._source._place(self._group.index)}: attribute {name!r}, the block of rows "
-                f"from {first} of this object differs from its checksum; the object was altered "
-                "or damaged after it was saved"
-            )
-
-
-def _view(data: memoryview, attribute: Attribute, column: Column) -> Array:
-    values = np.frombuffer(data[column.offset : column.end], attribute.numpy_dtype)
-    return values.reshape(column.rows, *attribute.shape)
+            firsts = ((layout.first_checksum[a.name], layout.columns[a.name]) for a in self._schema)
+            if all(verified[first : first + c.num_blocks].all() for first, c in firsts):
+                self._complete[index] = True
+                del self._verified[index]

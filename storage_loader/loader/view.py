@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import platformdirs
+
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..process import PerProcess
 from ..schema import Attribute, Schema
-from ..store import cached
+from .cache import Cache
 from .gather import Array
 from .source import Source
 
@@ -30,7 +32,9 @@ class View:
         transform: Transform | None,
         as_tuple: bool,
         cache_dir: str | os.PathLike[str] | None = None,
+        keep: bool = False,
     ) -> None:
+        """`keep`: hold fetched objects of a network store in `cache_dir`."""
         if not isinstance(config, DataConfig):
             raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
         if transform is not None and not callable(transform):
@@ -41,6 +45,7 @@ class View:
         self._transform = transform
         self._as_tuple = as_tuple
         self._cache_dir = cache_dir
+        self._keep = keep
         self._snapshot: Snapshot | None = None
         self._process_source = PerProcess(self._make_source)
 
@@ -80,8 +85,18 @@ class View:
         return self._process_source.get()
 
     def _make_source(self) -> Source:
-        store = cached(Catalog(self.config).store, self._cache_dir)
-        return Source(store, self.open(), self.schema)
+        store = Catalog(self.config).store
+        folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
+        cache = Cache(folder, store) if self._keep else None
+        return Source(store, self.open(), self.schema, cache)
+
+    def _go_to(self, version: Version) -> None:
+        """Read this version from here on."""
+        if self._snapshot is None or self._snapshot.version != version:
+            self._wanted_version = version
+            self._snapshot = None
+            self._process_source = PerProcess(self._make_source)
+            self.open()
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """To the framework's own arrays; numpy's here."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-import platformdirs
+from typing_extensions import Buffer
 
 from ..config import DataConfig
 from .base import ObjectInfo, Store, xxh3
-from .cache import CacheStore
 from .folder import FolderStore
 from .memory import MemoryStore
 from .s3 import S3Store
@@ -25,25 +22,13 @@ def open_store(config: DataConfig) -> Store:
     return FolderStore(rest)
 
 
-def cached(store: Store, cache_dir: str | os.PathLike[str] | None) -> Store:
-    """The store behind a cache in `cache_dir`; the store itself where its bytes are local.
-
-    None is the user's cache directory.
-    """
-    if store.is_local:
-        return store
-    folder = cache_dir or platformdirs.user_cache_dir("storage_loader")
-    return CacheStore(store, folder)
-
-
 __all__ = [
-    "CacheStore",
+    "Buffer",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",
     "S3Store",
     "Store",
-    "cached",
     "open_store",
     "xxh3",
 ]

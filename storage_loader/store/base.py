@@ -10,7 +10,7 @@ from datetime import datetime
 import xxhash
 from typing_extensions import Buffer
 
-from ..errors import ChecksumError, StoreError
+from ..errors import StoreError
 from ..ranges import Range
 
 STREAM_CHUNK = 2**20  # hashing and writing while receiving; 10 MiB chunks are 0.8 of this
@@ -49,11 +49,8 @@ class Store(ABC):
         return self.url
 
     @abstractmethod
-    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
-        """The whole object; `ChecksumError` where `checksum` is given and does not hold.
-
-        A local store computes the checksum of an unchanged object once per process.
-        """
+    def get(self, key: str) -> memoryview:
+        """The whole object."""
 
     @abstractmethod
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
@@ -70,9 +67,12 @@ class Store(ABC):
         """`get` of several objects, many in flight where that pays."""
         return [self.get(key) for key in keys]
 
-    def stream(self, key: str) -> Iterator[Buffer]:
-        """The whole object in pieces."""
-        yield self.get(key)
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        """Bytes start to end of an object in pieces, as they arrive.
+
+        They end early where the object does.
+        """
+        yield self.get(key)[start:end]
 
     @abstractmethod
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
@@ -107,15 +107,6 @@ class Store(ABC):
 def xxh3(data: Buffer) -> int:
     """The checksum of the format: xxh3, 64 bits, seed 0 (17 to 30 GB/s)."""
     return xxhash.xxh3_64_intdigest(data)
-
-
-def verify(data: Buffer, checksum: int | None, *, place: str) -> None:
-    """Raise `ChecksumError` naming `place` where the bytes differ from their checksum."""
-    if checksum is not None and xxh3(data) != checksum:
-        raise ChecksumError(
-            f"{place}: the stored bytes differ from the checksum in their commit; the object "
-            "was altered or damaged after it was saved"
-        )
 
 
 def check_key(key: str) -> str:

@@ -12,43 +12,24 @@ import io
 import mmap
 import os
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-import xxhash
 from filelock import FileLock
 from typing_extensions import Buffer
 
 from ..errors import (
-    ChecksumError,
     ObjectExistsError,
     ObjectNotFoundError,
     PermissionDeniedError,
     StoreError,
 )
-from ..process import PerProcess
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, read_only, verify
+from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, read_only
 
 _TEMPORARY = ".tmp-"
-_MAX_MAPS = 128  # a Python map keeps a file descriptor; 1,024 is a common limit of a process
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-
-_Signature = tuple[
-    int, int, int, int
-]  # device, inode, bytes, mtime in ns: another file, another one
-
-
-class _Maps:
-    """Recently used maps, and which files were verified. One for each process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.open: OrderedDict[Path, tuple[_Signature, memoryview]] = OrderedDict()
-        self.verified: dict[Path, tuple[_Signature, int]] = {}
 
 
 class FolderStore(Store):
@@ -56,12 +37,9 @@ class FolderStore(Store):
 
     is_local = True
 
-    def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
-        """`durable=False` skips fsync: for a cache, which can be fetched again."""
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.url = f"file://{self.root}"
-        self._durable = durable
-        self._maps = PerProcess(_Maps)
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -92,78 +70,31 @@ class FolderStore(Store):
             reason = error.strerror or str(error)
             raise StoreError(f"{place}: {reason}") from error
 
-    def _map(self, key: str) -> tuple[_Signature, memoryview]:
-        path = self._path(key)
-        maps = self._maps.get()
-        with self._mapped_errors("get", key):
-            held = maps.open.get(path)
-            if held is not None and held[0] == _signature(path.stat()):
-                return held
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                data = (
-                    memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-                    if status.st_size
-                    else memoryview(b"")
-                )
-        held = (_signature(status), data)
-        with maps.lock:
-            maps.open[path] = held
-            maps.open.move_to_end(path)
-            while len(maps.open) > _MAX_MAPS:
-                maps.open.popitem(last=False)
-        return held
-
-    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
-        signature, data = self._map(key)
-        verified = self._maps.get().verified
-        path = self._path(key)
-        if checksum is not None and verified.get(path) != (signature, checksum):
-            verify(data, checksum, place=self._place(key))
-            verified[path] = (signature, checksum)
-        return data
+    def get(self, key: str) -> memoryview:
+        with self._mapped_errors("get", key), open(self._path(key), "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        data = self._map(key)[1]
+        data = self.get(key)
         check_ranges(ranges, data.nbytes, place=self._place(key))
         return [data[start:end] for start, end in ranges]
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        self.write(key, [data], create=create)
-
-    def write(
-        self,
-        key: str,
-        pieces: Iterable[Buffer],
-        *,
-        create: bool = False,
-        checksum: int | None = None,
-    ) -> None:
-        """`put` in pieces; nothing is stored where they differ from `checksum`."""
         path = self._path(key)
         temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        hasher = None if checksum is None else xxhash.xxh3_64()
         with self._mapped_errors("put", key):
             new_folder = not path.parent.is_dir()
             try:
                 with _create(temporary) as file:
-                    for piece in pieces:
-                        if hasher is not None:
-                            hasher.update(piece)
-                        _write_all(file.fileno(), read_only(piece))
-                    if self._durable:
-                        os.fsync(file.fileno())
-                if hasher is not None and hasher.intdigest() != checksum:
-                    raise ChecksumError(
-                        f"{self._place(key)}: the bytes received differ from the checksum in "
-                        "their commit; the object was altered or damaged after it was saved"
-                    )
+                    _write_all(file.fileno(), read_only(data))
+                    os.fsync(file.fileno())
                 _publish(temporary, path, create=create)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-            if self._durable:
-                self._sync_folders(path.parent, upwards=new_folder)
+            self._sync_folders(path.parent, upwards=new_folder)
 
     def _sync_folders(self, folder: Path, *, upwards: bool) -> None:
         """Make a new name durable; `upwards`, the names of its folders up to the root too."""
@@ -222,10 +153,6 @@ class FolderStore(Store):
             except OSError:  # not empty, already gone, or someone just put an object in it
                 return
             folder = folder.parent
-
-
-def _signature(status: os.stat_result) -> _Signature:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

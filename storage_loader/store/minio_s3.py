@@ -21,10 +21,11 @@ from minio.credentials.providers import (
 from minio.deleteobjects import DeleteObject
 from minio.error import MinioException, S3Error
 from typing_extensions import Buffer
+from urllib3 import BaseHTTPResponse
 
 from ..errors import StoreError
 from ..ranges import Range, coalesce
-from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only, verify
+from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only
 from .s3_place import (
     CONNECT_TIMEOUT,
     MAX_RETRIES,
@@ -92,30 +93,30 @@ class MinioS3(Store):
         except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
             raise_mapped(self._place, _failure(verb, key, error), error)
 
-    def stream(self, key: str) -> Iterator[Buffer]:
-        with self._mapped_errors("get", key):
-            response = self._client.get_object(self._place.bucket, self._place.full_key(key))
-            try:
-                yield from response.stream(STREAM_CHUNK)
-            finally:
-                response.close()
-                response.release_conn()
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        with self._response(key, offset=start, length=end - start) as response:
+            yield from response.stream(STREAM_CHUNK)
 
-    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
-        data = read_only(b"".join(self.stream(key)))
-        verify(data, checksum, place=f"{self.url}/{key}")
-        return data
+    def get(self, key: str) -> memoryview:
+        with self._response(key) as response:
+            return read_only(response.read())
 
-    def _get_range(self, key: str, start: int, end: int) -> memoryview:
+    @contextmanager
+    def _response(self, key: str, offset: int = 0, length: int = 0) -> Iterator[BaseHTTPResponse]:
+        """The answer to a GET of `length` bytes from `offset` on; 0 is all."""
         with self._mapped_errors("get", key):
             response = self._client.get_object(
-                self._place.bucket, self._place.full_key(key), offset=start, length=end - start
+                self._place.bucket, self._place.full_key(key), offset=offset, length=length
             )
             try:
-                data = read_only(response.read())
+                yield response
             finally:
                 response.close()
                 response.release_conn()
+
+    def _get_range(self, key: str, start: int, end: int) -> memoryview:
+        with self._response(key, offset=start, length=end - start) as response:
+            data = read_only(response.read())
         check_lengths([data], [(start, end)], place=f"{self.url}/{key}")
         return data
 

@@ -35,8 +35,8 @@ class S3Store(Store):
     def origin(self) -> str:
         return f"{self.place.server} {self.url}"
 
-    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
-        return self._client.get().get(key, checksum=checksum)
+    def get(self, key: str) -> memoryview:
+        return self._client.get().get(key)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._client.get().get_ranges(key, ranges)
@@ -47,8 +47,8 @@ class S3Store(Store):
     def get_all(self, keys: Sequence[str]) -> Buffers:
         return self._client.get().get_all(keys)
 
-    def stream(self, key: str) -> Iterator[Buffer]:
-        return self._client.get().stream(key)
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        return self._client.get().stream(key, start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         self._client.get().put(key, data, create=create)

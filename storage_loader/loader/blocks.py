@@ -1,0 +1,69 @@
+"""Blocks of an object verified by the checksum table of its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import StoredObject
+from ..errors import ChecksumError
+from ..schema import Schema
+from ..store import Buffer, xxh3
+from .order import Rows
+
+
+class Checksums:
+    """An object's checksum table, itself verified. `place` names the object in errors."""
+
+    def __init__(self, stored: StoredObject, table: Buffer, place: str) -> None:
+        if xxh3(table) != stored.blocks_checksum:
+            raise ChecksumError(
+                f"{place}: the checksum table differs from its own checksum in the commit; "
+                "the object was altered or damaged after it was saved"
+            )
+        self._layout = stored.layout
+        self._place = place
+        self._table: npt.NDArray[Any] = np.frombuffer(bytes(table), "<u8")
+
+    def holds(self, block: int, data: Buffer) -> bool:
+        """Whether these are the bytes of a block, by its place in the table."""
+        return xxh3(data) == int(self._table[block])
+
+    def wrong(self, blocks: Iterable[int], data: memoryview) -> list[int]:
+        """Those of `blocks` whose bytes in the whole object `data` are not what they were."""
+        ranges = self._layout.block_ranges
+        return [b for b in blocks if not self.holds(b, data[ranges[b, 0] : ranges[b, 1]])]
+
+    def error(self, block: int) -> ChecksumError:
+        """The error for a block that is wrong."""
+        name, column = next(
+            (name, column)
+            for name, column in self._layout.columns.items()
+            if 0 <= block - self._layout.first_checksum[name] < column.num_blocks
+        )
+        first = (block - self._layout.first_checksum[name]) * column.block_rows
+        stop = min(first + column.block_rows, column.rows)
+        return ChecksumError(
+            f"{self._place}: attribute {name!r}, rows {first} to {stop} of this object differ "
+            "from their checksum; the object was altered or damaged after it was saved"
+        )
+
+
+def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArray[np.bool_]:
+    """By place in the checksum table: the blocks that hold these rows' attributes.
+
+    Small columns are taken whole.
+    """
+    layout = stored.layout
+    needed = np.zeros(layout.num_checksums, bool)
+    for attribute in schema:
+        column = layout.columns[attribute.name]
+        if attribute.name in layout.small:
+            first = layout.first_checksum[attribute.name]
+            needed[first : first + column.num_blocks] = True
+        else:
+            needed[layout.blocks_of(attribute.name, rows)] = True
+    return needed

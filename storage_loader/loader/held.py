@@ -1,0 +1,138 @@
+"""Objects whose bytes lie on this machine: a folder's own, or copies in a cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import StoredObject
+from ..errors import FormatError, StoreError
+from ..layout import Column
+from ..ranges import Range, coalesce
+from ..schema import Attribute, Schema
+from ..store import Store
+from .blocks import Checksums
+from .cache import CacheFile
+from .gather import Array
+
+Blocks = npt.NDArray[np.bool_]
+
+_GAP = 256 * 2**10  # bytes already here that are fetched again rather than split a request
+_STREAMED = 2**20  # a longer range is written while it is received
+
+
+class HeldObject:
+    """One object, mapped; blocks are verified before they count as here. Thread-safe."""
+
+    def __init__(
+        self,
+        stored: StoredObject,
+        schema: Schema,
+        store: Store,
+        key: str,
+        verified: Blocks,
+        file: CacheFile | None,
+    ) -> None:
+        """`verified` is updated in place; `file` is None where the store itself is local."""
+        self._stored = stored
+        self._store = store
+        self._key = key
+        self._verified = verified
+        self._file = file
+        self._lock = threading.Lock()
+        self._checksums: Checksums | None = None
+        self._data = store.get(key) if file is None else file.data
+        if self._data.nbytes != stored.nbytes:
+            raise FormatError(
+                f"{self._place} has {self._data.nbytes} bytes, its commit says {stored.nbytes}"
+            )
+        self.columns: Mapping[str, Array] = {
+            a.name: _view(self._data, a, stored.layout.columns[a.name]) for a in schema
+        }
+
+    @property
+    def _place(self) -> str:
+        return f"{self._store.url}/{self._key}"
+
+    def ensure(self, needed: Blocks, stop: threading.Event) -> None:
+        """Fetch what is missing of the `needed` blocks, and verify what was not yet.
+
+        Returns early, with less than that, once `stop` is set. Raises `ChecksumError` or a
+        `StoreError`.
+        """
+        with self._lock:
+            todo = needed & ~self._verified
+            if not todo.any():
+                return
+            if self._file is None:
+                wrong = self._table().wrong(np.flatnonzero(todo).tolist(), self._data)
+            else:
+                wrong = self._bring(self._file, todo, stop)
+            if stop.is_set():
+                return
+            if wrong:
+                raise self._table().error(wrong[0])
+            self._verified |= todo
+
+    def _table(self) -> Checksums:
+        if self._checksums is None:
+            start, end = self._stored.layout.checksums_range
+            self._checksums = Checksums(self._stored, self._data[start:end], self._place)
+        return self._checksums
+
+    def _bring(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> list[int]:
+        """Complete the cache file by the blocks `todo`; those that came wrong."""
+        layout = self._stored.layout
+        here = todo & file.present if file.has_table else np.zeros_like(todo)
+        if here.any():
+            damaged = self._table().wrong(np.flatnonzero(here).tolist(), self._data)
+            here[damaged] = False
+        missing = np.flatnonzero(todo & ~here)
+        if not len(missing):
+            return []
+        ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[missing]]
+        if not file.has_table:
+            ranges.append(layout.checksums_range)
+        self._fetch(file, coalesce(ranges, gap=_GAP).requests, stop)
+        if stop.is_set():
+            return []
+        if not file.has_table:
+            self._table()
+            file.mark_table()
+        wrong = self._table().wrong(missing.tolist(), self._data)
+        if not wrong:
+            for first, last in _runs(missing):
+                file.mark(first, last)
+        return wrong
+
+    def _fetch(self, file: CacheFile, requests: list[Range], stop: threading.Event) -> None:
+        short = [r for r in requests if r[1] - r[0] <= _STREAMED]
+        for (start, _), data in zip(short, self._store.get_ranges(self._key, short), strict=True):
+            file.write(start, data)
+        for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
+            place = start
+            for piece in self._store.stream(self._key, start, end):
+                file.write(place, piece)
+                place += memoryview(piece).nbytes
+                if stop.is_set():
+                    return
+            if place != end:
+                raise StoreError(
+                    f"{self._place}: {place - start} bytes came for {start} to {end}; "
+                    "the object is shorter than its commit says"
+                )
+
+
+def _runs(numbers: npt.NDArray[Any]) -> list[Range]:
+    """Ascending numbers as half-open runs."""
+    cuts = np.flatnonzero(np.diff(numbers) > 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]
+
+
+def _view(data: memoryview, attribute: Attribute, column: Column) -> Array:
+    values = np.frombuffer(data[column.offset : column.end], attribute.numpy_dtype)
+    return values.reshape(column.rows, *attribute.shape)

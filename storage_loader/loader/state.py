@@ -1,0 +1,59 @@
+"""Where a loader stands in its order: a few integers and strings, and how they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..errors import LoaderError
+from ..keywords import reject_unknown
+
+_INTEGERS = ("seed", "epoch", "stop_epoch", "rows", "block", "window")
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that names the next row. Fits any world_size and batch_size."""
+
+    dataset: str  # its prefix in the storage
+    version: str  # commit ids, separated by spaces
+    subset: str
+    shuffle: str
+    block: int  # rows; 0 where the order has none
+    window: int
+    seed: int
+    epoch: int
+    stop_epoch: int  # first epoch that the iteration does not run through
+    rows: int  # of the epoch, received in the global order
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain integers and strings."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> State:
+        """Raises `LoaderError` or `UnknownNameError` for what `to_dict` cannot have made."""
+        if not isinstance(value, Mapping):
+            raise LoaderError(f"a loader's state is a dict, not {type(value).__name__}")
+        names = [field.name for field in fields(cls)]
+        reject_unknown(value, names, what="key of a loader's state")
+        for name in names:
+            if name not in value:
+                raise LoaderError(f"a loader's state lacks {name!r}")
+            kind = int if name in _INTEGERS else str
+            if not isinstance(value[name], kind) or (kind is int and value[name] < 0):
+                raise LoaderError(f"a loader's state has {name!r}: {value[name]!r}")
+        return cls(**value)
+
+    def check_fits(self, other: State) -> None:
+        """Raise `LoaderError` where the rows of `other`'s order are not those of this one."""
+        if self.dataset != other.dataset:
+            raise LoaderError(f"the state is of dataset {self.dataset}, not of {other.dataset}")
+        for name in ("subset", "shuffle", "block", "window"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise LoaderError(
+                    f"the state was made with {name} {mine}, this loader has {theirs}; "
+                    "its rows come in another order"
+                )

@@ -1,0 +1,89 @@
+"""A part of a dataset's rows, as if it were the whole. Pure arithmetic."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from .order import Rows
+from .order.permutation import permutation
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Rows of a dataset by their place in the subset. `rows` is None where it is all of them."""
+
+    num_rows: int
+    rows: Rows | None = None
+
+    def to_dataset(self, numbers: Rows) -> Rows:
+        """Row numbers of the dataset for row numbers of the subset."""
+        return numbers if self.rows is None else self.rows[numbers]
+
+    @cached_property
+    def name(self) -> str:
+        """What tells it from other subsets: "all", or a hash of its rows."""
+        if self.rows is None:
+            return "all"
+        return hashlib.sha256(np.ascontiguousarray(self.rows, "<i8").tobytes()).hexdigest()[:16]
+
+
+def make_subset(subset: Any, num_rows: int) -> Subset:
+    """The rows meant by the `subset` keyword, of a dataset of `num_rows` rows.
+
+    None is all; a float from 0 to 1 the first part; a slice as of a list; a boolean array of
+    one entry a row; row numbers in any order, each at most once. Raises `ConfigError`.
+    """
+    if subset is None:
+        return Subset(num_rows)
+    if isinstance(subset, (float, np.floating)):
+        if not 0 <= subset <= 1:
+            raise ConfigError(f"subset {subset!r}: a fraction is from 0.0 to 1.0")
+        rows = np.arange(round(float(subset) * num_rows))
+    elif isinstance(subset, slice):
+        rows = np.arange(*subset.indices(num_rows))
+    elif isinstance(subset, (str, bytes, int)) or not hasattr(subset, "__len__"):
+        raise ConfigError(
+            f"subset {subset!r}: a fraction (float), a slice, a boolean mask or row numbers"
+        )
+    else:
+        rows = _listed(np.asarray(subset), num_rows)
+    return Subset(len(rows), rows.astype(np.int64))
+
+
+def _listed(listed: Any, num_rows: int) -> Rows:
+    if listed.ndim != 1:
+        raise ConfigError(f"subset: {listed.ndim} axes; a mask or row numbers have one")
+    if listed.dtype == np.bool_:
+        if len(listed) != num_rows:
+            raise ConfigError(f"subset: a mask of {len(listed)} entries for {num_rows} rows")
+        return np.flatnonzero(listed)
+    if len(listed) and listed.dtype.kind not in "iu":
+        raise ConfigError(f"subset: row numbers are integers, not {listed.dtype.name}")
+    rows: Rows = listed.astype(np.int64)
+    outside = rows[(rows < 0) | (rows >= num_rows)]
+    if len(outside):
+        raise ConfigError(f"subset: row {outside[0]} of a dataset of {num_rows} rows")
+    if len(np.unique(rows)) != len(rows):
+        raise ConfigError("subset: a row number stands twice")
+    return rows
+
+
+_STREAM = 4  # apart from the streams of the orders
+
+
+def split_rows(num_rows: int, fractions: Sequence[float], seed: int) -> list[Rows]:
+    """Disjoint, complete parts of `num_rows` rows in random order; see `split`."""
+    shares = [float(fraction) for fraction in fractions]
+    if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
+        raise ConfigError(f"fractions {list(fractions)!r}: numbers from 0 to 1 whose sum is 1")
+    ends = np.round(np.cumsum(shares) * num_rows).astype(np.int64)
+    ends[-1] = num_rows
+    rows = permutation(num_rows, _STREAM, seed)(np.arange(num_rows))
+    return [np.sort(part) for part in np.split(rows, ends[:-1])]
