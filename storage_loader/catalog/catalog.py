@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
 
-from ..config import DataConfig, canonical_json, dataset_prefix
+from ..config import DataConfig, canonical_json
 from ..errors import (
+    ConfigError,
     DatasetNotFoundError,
     FormatError,
     ObjectExistsError,
@@ -45,9 +46,7 @@ class Catalog:
             data = self.store.get(key)
         except ObjectNotFoundError:
             return None
-        identity, schema = _parse_dataset(bytes(data), place=f"{self.store.url}/{key}")
-        if identity != self.config.identity:
-            raise FormatError(f"{self.store.url}/{key}: this is the dataset {identity}")
+        _, schema = _parse_dataset(bytes(data), key, self.store)
         if self.config.schema is not None:
             self._check(self.config.schema, schema)
         return schema
@@ -189,20 +188,22 @@ class Catalog:
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.
 
-        Raises `DatasetNotFoundError` where nothing of it is there.
+        Raises `DatasetNotFoundError` where nothing of it is there, `SchemaError` where the config
+        gives other attributes than are stored.
         """
         keys = [info.key for info in self.store.list(self.prefix)]
         if not keys:
             self.require_schema()
         try:
             schema = self.read_schema()
-        except (FormatError, SchemaError):
+        except FormatError:
             schema = None  # no reader takes it for a dataset: there is nothing to empty first
         last: list[str] = []
         if schema is not None:
-            # Stopped half way, an emptied dataset remains, never one with half its rows.
+            # Stopped half way, an emptied dataset remains, never one with half its rows. Were
+            # dataset.json to go before the commit, another schema could meet that commit.
             emptied = self.publish(schema, [], writer="delete", number=0, refresh=True)
-            last = [f"{self.prefix}/dataset.json", self._commit_key(emptied)]
+            last = [self._commit_key(emptied), f"{self.prefix}/dataset.json"]
         self.store.delete([key for key in keys if key not in last])
         for key in last:
             self.store.delete([key])
@@ -211,7 +212,7 @@ class Catalog:
 def stored_datasets(
     store: Store, *, name: str | None = None
 ) -> list[tuple[dict[str, object], Schema]]:
-    """Identity and schema of each dataset in a store, of one name or of all, sorted."""
+    """Identity and schema of each dataset in a store, of one name or of all, sorted by name."""
     names = store.list_folders() if name is None else [name]
     keys = [f"{n}/{i}/dataset.json" for n in names for i in store.list_folders(n)]
     found = []
@@ -220,26 +221,26 @@ def stored_datasets(
             data = store.get(key)
         except ObjectNotFoundError:
             continue  # objects of a save that was never committed
-        identity, schema = _parse_dataset(bytes(data), place=f"{store.url}/{key}")
-        found.append((identity, schema))
-    return sorted(found, key=lambda item: json.dumps(item[0], sort_keys=True))
+        found.append(_parse_dataset(bytes(data), key, store))
+    return sorted(found, key=lambda item: json.dumps([item[0]["name"], item[0]["additional"]]))
 
 
-def _parse_dataset(data: bytes, *, place: str) -> tuple[dict[str, object], Schema]:
+def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
+    place = f"{store.url}/{key}"
     value = read_json(data, ("name", "additional", "attributes"), place=place)
-    name, additional = value["name"], value["additional"]
-    if not isinstance(name, str) or not isinstance(additional, dict):
-        raise FormatError(f"{place}: 'name' is not text or 'additional' not an object")
-    if not place.endswith(f"{dataset_prefix(name, additional)}/dataset.json"):
-        raise FormatError(f"{place}: this is the description of another dataset, {name!r}")
     try:
         schema = Schema.from_json(value["attributes"])
+        described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
     except StorageLoaderError as error:
         raise FormatError(f"{place}: {error}") from error
-    return {"name": name, "additional": additional}, schema
+    if f"{described.dataset_prefix}/dataset.json" != key:
+        raise FormatError(f"{place}: this describes another dataset, {described.identity}")
+    return described.identity, schema
 
 
 def _named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
+    if not isinstance(version, (Version, Sequence)):
+        raise ConfigError(f"version {version!r}: a Version, its hash or a list of commit ids")
     names = version.commits if isinstance(version, Version) else list(version)
     by_name = {str(i): i for i in listed}
     gone = [name for name in names if name not in by_name]

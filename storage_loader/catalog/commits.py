@@ -15,7 +15,7 @@ from ..schema import Schema
 
 FORMAT = 1
 
-_ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})")
+_ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 _KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\.h5")
 _HEX = re.compile(r"[0-9a-f]{16}")
 
@@ -27,6 +27,13 @@ class CommitId:
     seq: int  # one more than the highest that was listed before it was published
     writer: str
     number: int  # of this writer's commits
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.seq < 10**12 and 0 <= self.number < 10**6):
+            raise FormatError(
+                f"commit id {self}: 12 digits, writer, 6 digits; after a million commits "
+                "make another saver"
+            )
 
     @classmethod
     def parse(cls, text: object) -> CommitId | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DataConfig, JSONScalar
-from ..errors import BucketNotFoundError
+from ..errors import BucketNotFoundError, DatasetNotFoundError
 from ..keywords import checked_keywords
 from ..store import open_store
 from .catalog import Catalog, stored_datasets
@@ -63,7 +64,8 @@ def list_datasets(
         if where and any(k not in additional or additional[k] != v for k, v in where.items()):
             continue
         config = DataConfig(str(identity["name"]), schema, additional, **settings)
-        infos.append(dataset_info(config))
+        with contextlib.suppress(DatasetNotFoundError):  # deleted since it was listed
+            infos.append(dataset_info(config))
     return infos
 
 

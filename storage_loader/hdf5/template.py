@@ -83,13 +83,22 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
         )
     blocks = sum(CHECKSUM_NBYTES / block_rows(a.row_nbytes) for a in schema if a.row_nbytes)
     per_row = schema.row_nbytes + blocks
-    rows = min(MAX_ROWS, int(max_nbytes / per_row)) if per_row else MAX_ROWS
-    while rows > 1:
-        excess = template(schema, rows).layout.nbytes - max_nbytes
-        if excess <= 0:
-            break
-        rows = max(1, rows - max(1, int(excess / per_row)))
-    return rows
+    if not per_row:
+        return MAX_ROWS
+    # But for alignment an object's size is linear in its rows: look near the line, then halve.
+    near = int((max_nbytes - least) / per_row)
+    spread = 1 + int(ALIGNMENT * (len(schema) + 1) / per_row)
+    probes = [near + spread, near - spread]
+    fits, too_many = 1, 1 + min(MAX_ROWS, int(max_nbytes / per_row))
+    while too_many - fits > 1:
+        rows = probes.pop() if probes else (fits + too_many) // 2
+        if not fits < rows < too_many:
+            continue
+        if template(schema, rows).layout.nbytes <= max_nbytes:
+            fits = rows
+        else:
+            too_many = rows
+    return fits
 
 
 def _create(h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, int]) -> int:

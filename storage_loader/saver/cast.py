@@ -13,7 +13,10 @@ from ..schema import Attribute
 
 Array = npt.NDArray[Any]
 
-_REAL_PART = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
+_REAL_PART: dict[str, np.dtype[Any]] = {
+    "complex64": np.dtype("float32"),
+    "complex128": np.dtype("float64"),
+}
 
 
 def cast(values: Array, attribute: Attribute) -> Array:
@@ -31,7 +34,7 @@ def cast(values: Array, attribute: Attribute) -> Array:
         return np.zeros(values.shape, target)
     if source > aim:
         raise CastError(
-            f"attribute {attribute.name!r}: row 0 holds {_first(values)!r} ({values.dtype.name}), "
+            f"attribute {attribute.name!r}: row 0 holds {values.flat[0]!s} ({values.dtype.name}), "
             f"but the dataset stores {attribute.dtype}; convert it yourself if that is meant"
         )
     if source == _INTEGER:
@@ -45,7 +48,8 @@ def cast(values: Array, attribute: Attribute) -> Array:
             f"attribute {attribute.name!r}: row {position[0]} holds {values[position]!s} "
             f"({values.dtype.name}), {reason} in {attribute.dtype}"
         )
-    return values.astype(target)
+    with np.errstate(invalid="ignore"):  # of a signalling NaN, which stays a NaN
+        return values.astype(target)
 
 
 _INTEGER, _FLOAT, _COMPLEX = range(3)
@@ -59,10 +63,6 @@ def _kind(dtype: np.dtype[Any]) -> int:
     if dtype.kind == "c":
         return _COMPLEX
     raise CastError(f"values of dtype {dtype.name!r} cannot be stored; give numbers")
-
-
-def _first(values: Array) -> object:
-    return values.reshape(-1)[0].item()
 
 
 def _outside_range(values: Array, target: np.dtype[Any]) -> Array | None:
@@ -100,6 +100,9 @@ def _inexact(values: Array, target: np.dtype[Any]) -> Array | None:
 def _overflows(values: Array, target: np.dtype[Any]) -> Array | None:
     if np.can_cast(values.dtype, target, "safe"):
         return None
-    with np.errstate(over="ignore"):
-        cast_values = values.astype(target)
-    return np.asarray(np.isfinite(values) & ~np.isfinite(cast_values))
+    if values.dtype.kind == "c":  # each part by itself: the other may be inf or NaN
+        real = _REAL_PART[target.name]
+        lossy = [_overflows(part, real) for part in (values.real, values.imag)]
+        return None if lossy[0] is None else np.asarray(lossy[0] | lossy[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.isfinite(values) & ~np.isfinite(values.astype(target)))

@@ -1,0 +1,232 @@
+"""Object bytes: plain HDF5, and flat arrays at the offsets that a layout says."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_loader.errors import SchemaError
+from storage_loader.hdf5 import CHECKSUMS, Template, capacity, template
+from storage_loader.hdf5.template import MAX_ROWS
+from storage_loader.layout import ALIGNMENT
+from storage_loader.schema import DTYPES, Attribute, Schema
+
+names = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.\- ]{0,20}[A-Za-z0-9_.\-])?", fullmatch=True)
+attributes = st.builds(
+    Attribute,
+    names,
+    st.sampled_from(sorted(DTYPES)),
+    st.lists(st.integers(0, 9), max_size=3).map(tuple),
+)
+schemas = st.lists(attributes, min_size=1, max_size=12, unique_by=lambda a: a.name).map(Schema.of)
+
+
+def filled(made: Template, seed: int) -> bytearray:
+    """A whole object: the template, and random bytes where rows and checksums go."""
+    layout = made.layout
+    data = bytearray(np.random.default_rng(seed).bytes(layout.nbytes))
+    for offset, piece in made.pieces:
+        data[offset : offset + len(piece)] = piece
+    return data
+
+
+def check(schema: Schema, rows: int, seed: int) -> None:
+    """h5py finds the arrays where the layout has them, and every byte belongs to one part."""
+    made = template(schema, rows)
+    layout = made.layout
+    parts = [(offset, offset + len(piece)) for offset, piece in made.pieces]
+    parts += [(c.offset, c.end) for c in layout.columns.values() if c.nbytes]
+    parts += [layout.checksums_range] if layout.num_checksums else []
+    parts.sort()
+    assert [end for _, end in parts] == [*(start for start, _ in parts[1:]), layout.nbytes]
+    assert parts[0][0] == 0
+
+    data = filled(made, seed)
+    with h5py.File(io.BytesIO(data), "r") as h5:
+        assert set(h5) == {CHECKSUMS, *schema.names}
+        table = h5[CHECKSUMS]
+        assert (table.shape, table.dtype) == ((layout.num_checksums, 1), np.dtype("<u8"))
+        start, end = layout.checksums_range
+        assert table[...].tobytes() == data[start:end]
+        for a in schema:
+            column = layout.columns[a.name]
+            dataset = h5[a.name]
+            assert dataset.shape == (rows, a.num_values)
+            assert (column.rows, column.row_nbytes) == (rows, a.row_nbytes)
+            if not a.row_nbytes:
+                assert column.offset == 0
+                continue
+            assert dataset.chunks is None
+            assert dataset.id.get_offset() == column.offset
+            assert dataset.id.get_storage_size() == column.nbytes
+            assert column.offset % ALIGNMENT == 0
+            if a.dtype != "bfloat16":
+                assert dataset.dtype == a.numpy_dtype.newbyteorder("<")
+                # Random bytes as numbers: h5py reads them as they are, NaNs' payloads too.
+                assert dataset[...].tobytes() == data[column.offset : column.end]
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (0,)], ids=str)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_every_dtype(dtype: str, shape: tuple[int, ...], rows: int) -> None:
+    check(Schema.of([("x", dtype, shape)]), rows, seed=rows)
+
+
+@settings(max_examples=150)
+@given(schemas, st.integers(1, 300), st.integers(0, 2**32))
+def test_any_schema(schema: Schema, rows: int, seed: int) -> None:
+    check(schema, rows, seed)
+
+
+@pytest.mark.parametrize("num", [8, 9, 100])
+def test_many_attributes(num: int) -> None:
+    """HDF5 keeps nine and more names in another structure than eight."""
+    schema = Schema.of([(f"x{i}", "int16", (i % 5,)) for i in range(num)])
+    check(schema, 10, seed=num)
+    rows = capacity(schema, 2**20)
+    assert template(schema, rows).layout.nbytes <= 2**20 < template(schema, rows + 1).layout.nbytes
+
+
+@settings(max_examples=150)
+@given(schemas, st.integers(1, 3000), st.integers(0, 3000))
+def test_with_fewer_rows_no_column_lies_later(schema: Schema, rows: int, more: int) -> None:
+    """So that a partly filled buffer can be closed up by moving columns down."""
+    small, large = template(schema, rows).layout, template(schema, rows + more).layout
+    assert small.nbytes <= large.nbytes
+    assert small.checksums_offset <= large.checksums_offset
+    for name in schema.names:
+        assert small.columns[name].offset <= large.columns[name].offset
+
+
+def test_small_columns_lie_beside_the_checksums() -> None:
+    schema = Schema.of([("image", "uint8", (3, 224, 224)), ("id", "int64"), ("label", "int16")])
+    layout = template(schema, 100).layout
+    offsets = {name: column.offset for name, column in layout.columns.items()}
+    assert layout.checksums_offset < offsets["label"] < offsets["id"] < offsets["image"]
+    assert list(layout.columns) == list(schema.names)
+
+
+def test_the_header_is_small() -> None:
+    """4,096 would make it 20 KB; 64 is what alignment is for."""
+    schema = Schema.of([("image", "uint8", (3, 224, 224)), ("target", "int64")])
+    layout = template(schema, 100).layout
+    assert layout.nbytes - 100 * schema.row_nbytes - 8 * layout.num_checksums < 2048
+
+
+def test_bfloat16_is_a_float_to_plain_h5py() -> None:
+    schema = Schema.of([("x", "bfloat16", (4,))])
+    made = template(schema, 4096)
+    values = np.arange(2**16, dtype=np.uint16)[: 4096 * 4]
+    values = np.concatenate([values[:8192], values[:8192] + 2**15]).reshape(4096, 4)
+    data = filled(made, seed=0)
+    column = made.layout.columns["x"]
+    data[column.offset : column.end] = values.tobytes()
+    with h5py.File(io.BytesIO(data), "r") as h5:
+        read = h5["x"].astype("float32")[...]
+        assert h5["x"].id.get_type().get_size() == 2
+    np.testing.assert_array_equal(read, values.view(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_every_bfloat16_reads_as_its_float32() -> None:
+    schema = Schema.of([("x", "bfloat16")])
+    made = template(schema, 2**16)
+    data = filled(made, seed=0)
+    column = made.layout.columns["x"]
+    bits = np.arange(2**16, dtype=np.uint16)
+    data[column.offset : column.end] = bits.tobytes()
+    with h5py.File(io.BytesIO(data), "r") as h5:
+        read = h5["x"].astype("float32")[:, 0]
+    expected = bits.view(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(read, expected)
+    np.testing.assert_array_equal(np.signbit(read), np.signbit(expected))
+
+
+PROGRAM = """
+import hashlib
+from storage_loader.hdf5 import template
+from storage_loader.schema import DTYPES, Schema
+
+schema = Schema.of([(f"x {dtype}", dtype, (2, i)) for i, dtype in enumerate(DTYPES)])
+made = template(schema, 1000)
+print(hashlib.sha256(repr(made).encode()).hexdigest())
+"""
+
+
+def test_a_template_is_the_same_in_every_process() -> None:
+    schema = Schema.of([(f"x {dtype}", dtype, (2, i)) for i, dtype in enumerate(DTYPES)])
+    template.cache_clear()
+    first = template(schema, 1000)
+    template.cache_clear()
+    assert template(schema, 1000) == first
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == hashlib.sha256(repr(first).encode()).hexdigest()
+
+
+def test_equal_rows_give_equal_objects() -> None:
+    """Nothing of a template depends on what memory held: its padding is zeros."""
+    schema = Schema.of([("a", "uint8", (3,)), ("b", "float64", (2,)), ("c", "bool")])
+    made = template(schema, 33)
+    objects = [filled(made, seed) for seed in (1, 2)]
+    parts = [(c.offset, c.end) for c in made.layout.columns.values()]
+    for start, end in [*parts, made.layout.checksums_range]:
+        for data in objects:
+            data[start:end] = bytes(end - start)
+    assert objects[0] == objects[1]
+
+
+# Capacity
+
+
+@settings(max_examples=150)
+@given(schemas, st.integers(2**16, 2**20))
+def test_capacity_is_the_most_rows_that_fit(schema: Schema, max_nbytes: int) -> None:
+    least = template(schema, 1).layout.nbytes
+    if least > max_nbytes:
+        with pytest.raises(SchemaError, match="needs an object of"):
+            capacity(schema, max_nbytes)
+        return
+    rows = capacity(schema, max_nbytes)
+    assert template(schema, rows).layout.nbytes <= max_nbytes
+    if schema.row_nbytes:
+        assert template(schema, rows + 1).layout.nbytes > max_nbytes
+    else:
+        assert rows == MAX_ROWS
+
+
+@pytest.mark.parametrize("row_nbytes", [1, 8, 3000, 65535, 65536, 65537, 150528])
+@pytest.mark.parametrize("max_nbytes", [2**20, 2**26])
+def test_capacity_of_images_and_ids(row_nbytes: int, max_nbytes: int) -> None:
+    schema = Schema.of([("image", "uint8", (row_nbytes,)), ("id", "int64"), ("flag", "bool")])
+    rows = capacity(schema, max_nbytes)
+    assert template(schema, rows).layout.nbytes <= max_nbytes
+    assert template(schema, rows + 1).layout.nbytes > max_nbytes
+
+
+def test_the_smallest_object_that_holds_a_row() -> None:
+    schema = Schema.of([("x", "uint8", (2**20,))])
+    least = template(schema, 1).layout.nbytes
+    assert capacity(schema, least) == 1
+    with pytest.raises(SchemaError) as error:
+        capacity(schema, least - 1)
+    assert str(error.value) == (
+        f"a row of 1048576 bytes needs an object of {least} bytes, but max_object_size is "
+        f"{least - 1}; set max_object_size to {least} or more"
+    )
+
+
+def test_rows_without_bytes() -> None:
+    schema = Schema.of([("x", "float32", (3, 0))])
+    assert capacity(schema, 2**16) == MAX_ROWS
+    check(schema, MAX_ROWS, seed=0)
