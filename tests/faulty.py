@@ -83,15 +83,16 @@ class WatchedStore(Store):
         self.after(call)
         return result
 
-    def get(self, key: str, *, checksum: int | None = None) -> memoryview:
-        return self._watched(Call("get", key), lambda: self.inner.get(key, checksum=checksum))
+    def get(self, key: str) -> memoryview:
+        return self._watched(Call("get", key), lambda: self.inner.get(key))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[memoryview]:
         call = Call("get_ranges", key, tuple(ranges))
         return self._watched(call, lambda: self.inner.get_ranges(key, ranges))
 
-    def stream(self, key: str) -> Iterator[Any]:
-        return self._watched(Call("stream", key), lambda: self.inner.stream(key))
+    def stream(self, key: str, start: int, end: int) -> Iterator[Any]:
+        call = Call("stream", key, ((start, end),))
+        return self._watched(call, lambda: self.inner.stream(key, start, end))
 
     def put(self, key: str, data: Any, *, create: bool = False) -> None:
         self._watched(Call("put", key), lambda: self.inner.put(key, data, create=create))

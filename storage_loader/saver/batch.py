@@ -58,8 +58,12 @@ def _columns(batch: object, schema: Schema) -> Mapping[str, Any]:
 def _array(value: object, attribute: Attribute) -> Array:
     name = attribute.name
     array = _as_numpy(value, name)
+    if array.shape == (0,):
+        return np.zeros((0, *attribute.shape), attribute.numpy_dtype)  # no rows of any shape
     if array.dtype == object:
         array = _stacked(array, name)
+    if array.dtype == np.float64 and attribute.dtype == "uint64" and not hasattr(value, "dtype"):
+        array = _large_integers(value, array)
     if array.dtype.kind not in "biufc" and array.dtype != ml_dtypes.bfloat16:
         raise SchemaError(
             f"attribute {name!r}: values of dtype {array.dtype.name!r} cannot be stored; "
@@ -67,9 +71,10 @@ def _array(value: object, attribute: Attribute) -> Array:
         )
     if array.shape[1:] != attribute.shape or array.ndim == 0:
         if array.shape == attribute.shape:
+            axes = ", ".join(["rows", *map(str, attribute.shape)])
             raise SchemaError(
                 f"attribute {name!r}: shape {array.shape} is one row; a batch has a leading "
-                f"axis, (rows, {', '.join(map(str, attribute.shape))})"
+                f"axis, ({axes}{'' if attribute.shape else ','})"
             )
         raise SchemaError(
             f"attribute {name!r}: rows have shape {array.shape[1:]}, "
@@ -86,27 +91,44 @@ def _as_numpy(value: Any, name: str) -> Array:
             raise SchemaError(f"attribute {name!r}: masked values cannot be stored; fill them")
         return np.asarray(value.data)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
-        if tensor.dtype == torch.bfloat16:
-            return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-        return np.asarray(tensor.resolve_conj().resolve_neg().numpy())
+    tensor_type = () if torch is None else torch.Tensor
     try:
+        if isinstance(value, tensor_type):
+            return _from_torch(value)
+        if isinstance(value, (list, tuple)) and any(isinstance(row, tensor_type) for row in value):
+            return np.stack([_as_numpy(row, name) for row in value])
         return np.asarray(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise SchemaError(f"attribute {name!r}: not an array: {error}") from error
 
 
+def _from_torch(value: Any) -> Array:
+    torch = sys.modules["torch"]
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.resolve_conj().resolve_neg().numpy())
+
+
 def _stacked(array: Array, name: str) -> Array:
-    """Rows that came one by one, e.g. a DataFrame's column of arrays."""
-    if array.ndim != 1 or not len(array) or not all(isinstance(row, np.ndarray) for row in array):
-        example = next((v for v in array.flat if not isinstance(v, (int, float))), None)
-        raise SchemaError(
-            f"attribute {name!r}: {type(example).__name__} objects cannot be stored; "
-            "give numbers of one dtype and shape"
-        )
-    try:
-        return np.stack(list(array))
-    except ValueError as error:
-        shapes = sorted({row.shape for row in array})
-        raise SchemaError(f"attribute {name!r}: rows have different shapes, {shapes}") from error
+    """Values that came one by one, e.g. a DataFrame's column of arrays."""
+    rows = [_as_numpy(value, name) for value in array.flat]
+    for row, value in zip(rows, array.flat, strict=True):
+        if row.dtype == object:
+            kind = "int beyond 64 bits" if isinstance(value, int) else type(value).__name__
+            raise SchemaError(
+                f"attribute {name!r}: {kind} objects cannot be stored; give numbers of one dtype "
+                "and shape"
+            )
+    shapes = sorted({row.shape for row in rows})
+    if len(shapes) > 1:
+        raise SchemaError(f"attribute {name!r}: rows have different shapes, {shapes}")
+    return np.stack(rows).reshape(*array.shape, *shapes[0])
+
+
+def _large_integers(value: object, array: Array) -> Array:
+    """Python integers on both sides of 2**63, which numpy makes floats of; else `array`."""
+    objects = np.asarray(value, object)
+    if all(isinstance(v, int) and 0 <= v < 2**64 for v in objects.flat):
+        return objects.astype(np.uint64)
+    return array

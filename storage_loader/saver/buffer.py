@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,7 +21,7 @@ class ObjectBuffer:
     def __init__(self, schema: Schema, capacity: int) -> None:
         self._schema = schema
         self._layout = template(schema, capacity).layout
-        self._bytes = np.empty(self._layout.nbytes, np.uint8)
+        self._bytes = _page_aligned(self._layout.nbytes)
         self._columns = {
             a.name: self._bytes[column.offset : column.end]
             .view(a.numpy_dtype)
@@ -74,3 +75,10 @@ class ObjectBuffer:
         ]
         for to, origin, nbytes in sorted(moves):  # downwards, lowest first: nothing is overrun
             ctypes.memmove(base + to, base + origin, nbytes)
+
+
+def _page_aligned(nbytes: int) -> Array:
+    """Uninitialised bytes; a folder store writes whole pages past the page cache."""
+    memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[start : start + nbytes]

@@ -120,11 +120,15 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_ranges(ranges: Sequence[Range], nbytes: int, *, place: str) -> None:
-    """Raise `StoreError` for a range that is not inside an object of `nbytes` bytes."""
+def check_ranges(ranges: Sequence[Range], nbytes: int | None, *, place: str) -> None:
+    """Raise `StoreError` for a range that is not inside an object of `nbytes` bytes.
+
+    None: a size that only the server knows.
+    """
     for start, end in ranges:
-        if not 0 <= start <= end <= nbytes:
-            raise StoreError(f"{place}: bytes {start} to {end} of an object of {nbytes} bytes")
+        if not 0 <= start <= end or (nbytes is not None and end > nbytes):
+            size = "" if nbytes is None else f" of {nbytes} bytes"
+            raise StoreError(f"{place}: bytes {start} to {end} of an object{size}")
 
 
 def check_lengths(buffers: Sequence[memoryview], ranges: Sequence[Range], *, place: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import cached_property
 from urllib.parse import urlsplit
+from xml.etree.ElementTree import ParseError
 
 import certifi
 import urllib3
@@ -17,15 +20,26 @@ from minio.credentials.providers import (
     ChainedProvider,
     EnvAWSProvider,
     IamAwsProvider,
+    Provider,
+    StaticProvider,
 )
 from minio.deleteobjects import DeleteObject
 from minio.error import MinioException, S3Error
+from minio.signer import sign_v4_s3
 from typing_extensions import Buffer
 from urllib3 import BaseHTTPResponse
 
 from ..errors import StoreError
 from ..ranges import Range, coalesce
-from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only
+from .base import (
+    STREAM_CHUNK,
+    Buffers,
+    ObjectInfo,
+    Store,
+    check_lengths,
+    check_ranges,
+    read_only,
+)
 from .s3_place import (
     CONNECT_TIMEOUT,
     MAX_RETRIES,
@@ -50,12 +64,13 @@ class MinioS3(Store):
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT),
             maxsize=THREADS,
             cert_reqs="CERT_REQUIRED",
-            ca_certs=certifi.where(),
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
             retries=urllib3.Retry(
                 total=MAX_RETRIES,
                 backoff_factor=0.2,
                 status_forcelist=[500, 502, 503, 504],
                 allowed_methods=None,
+                raise_on_status=False,
             ),
         )
 
@@ -63,22 +78,20 @@ class MinioS3(Store):
     def _client(self) -> Minio:
         place = self._place
         endpoint = urlsplit(place.endpoint or "https://s3.amazonaws.com")
-        keys = (
-            {"access_key": place.access_key, "secret_key": place.secret_key}
-            if place.access_key
-            else {
-                "credentials": ChainedProvider(
-                    [EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()]
-                )
-            }
-        )
         return Minio(
             endpoint.netloc,
             secure=endpoint.scheme == "https",
             region=place.region,
             http_client=self._http,
-            **keys,
+            credentials=self._credentials,
         )
+
+    @cached_property
+    def _credentials(self) -> Provider:
+        place = self._place
+        if place.access_key and place.secret_key:
+            return StaticProvider(place.access_key, place.secret_key)
+        return ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -90,7 +103,7 @@ class MinioS3(Store):
             yield
         except StoreError:
             raise
-        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+        except (MinioException, urllib3.exceptions.HTTPError, ParseError, ValueError) as error:
             raise_mapped(self._place, _failure(verb, key, error), error)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
@@ -124,6 +137,8 @@ class MinioS3(Store):
         return self.get_many([(key, ranges)])[0]
 
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        for key, ranges in requests:
+            check_ranges(ranges, None, place=f"{self.url}/{key}")
         plans = [coalesce([r for r in ranges if r[1] > r[0]]) for _, ranges in requests]
         flat = [
             (key, *request)
@@ -149,16 +164,45 @@ class MinioS3(Store):
         return list(self._threads.map(self.get, keys))
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        # The client's own put_object takes no precondition; a signed URL does.
+        # The client's own put_object takes no precondition. A signed URL would take one, but
+        # urllib3 writes URLs to its log and its errors, so the signature goes into a header.
         with self._mapped_errors("put", key):
             url = self._client.get_presigned_url(
-                "PUT", self._place.bucket, self._place.full_key(key), expires=timedelta(hours=1)
+                "PUT", self._place.bucket, self._place.full_key(key)
+            ).partition("?")[0]
+            response = self._http.request(
+                "PUT",
+                url,
+                body=read_only(data),  # type: ignore[arg-type]
+                headers=self._signed(url, {"If-None-Match": "*"} if create else {}),
+                redirect=False,
             )
-            headers = {"If-None-Match": "*"} if create else {}
-            response = self._http.request("PUT", url, body=read_only(data), headers=headers)  # type: ignore[arg-type]
         if response.status >= 300:
             failure = Failure("put", key, code=_code(response.data), status=response.status)
             raise_mapped(self._place, failure, RuntimeError(f"HTTP status {response.status}"))
+
+    def _signed(self, url: str, headers: dict[str, str]) -> dict[str, str]:
+        """The headers that let a PUT of any body to `url` in."""
+        credentials = self._credentials.retrieve()
+        now = datetime.now(timezone.utc)
+        parts = urlsplit(url)
+        headers = {
+            **headers,
+            "Host": parts.netloc,
+            "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
+            "x-amz-date": now.strftime("%Y%m%dT%H%M%SZ"),
+        }
+        if credentials.session_token:
+            headers["X-Amz-Security-Token"] = credentials.session_token
+        return sign_v4_s3(  # type: ignore[return-value]
+            method="PUT",
+            url=parts,
+            region=self._place.region,
+            headers=headers,  # type: ignore[arg-type]
+            credentials=credentials,
+            content_sha256="UNSIGNED-PAYLOAD",
+            date=now,
+        )
 
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
@@ -214,10 +258,12 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
         code = error.code or ""
         status = _STATUS.get(code, 0) or getattr(error.response, "status", 0)
         return Failure(verb, key, code=code, status=status, detail=str(error.message))
+    status = re.search(r"(?:Response code:|HTTP status code) (\d{3})", str(error))
     reason = getattr(error, "reason", None) or error
     return Failure(
         verb,
         key,
+        status=int(status[1]) if status else 0,
         timed_out=isinstance(reason, urllib3.exceptions.TimeoutError)
         and not isinstance(reason, urllib3.exceptions.ConnectTimeoutError),
         unreachable=isinstance(

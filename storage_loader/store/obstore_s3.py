@@ -18,7 +18,15 @@ from typing_extensions import Buffer
 
 from ..errors import PermissionDeniedError, StoreError
 from ..ranges import Range
-from .base import STREAM_CHUNK, Buffers, ObjectInfo, Store, check_lengths, read_only
+from .base import (
+    STREAM_CHUNK,
+    Buffers,
+    ObjectInfo,
+    Store,
+    check_lengths,
+    check_ranges,
+    read_only,
+)
 from .s3_place import (
     CONNECT_TIMEOUT,
     MAX_RETRIES,
@@ -57,8 +65,13 @@ class ObstoreS3(Store):
         if place.endpoint:
             options["endpoint"] = place.endpoint
         if place.access_key:
-            options["access_key_id"] = place.access_key
-            options["secret_access_key"] = place.secret_key
+            # As options they would be sent with the environment's AWS_SESSION_TOKEN.
+            options["credential_provider"] = lambda: {
+                "access_key_id": place.access_key,
+                "secret_access_key": place.secret_key,
+                "token": None,
+                "expires_at": None,
+            }
         elif not os.environ.get("AWS_ACCESS_KEY_ID"):
             options |= _found_credentials(place)
         return ObstoreClient(
@@ -105,6 +118,7 @@ class ObstoreS3(Store):
             yield from result.stream(min_chunk_size=STREAM_CHUNK)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        check_ranges(ranges, None, place=f"{self.url}/{key}")
         wanted = [(start, end) for start, end in ranges if end > start]
         with self._mapped_errors("get", key):
             received = obstore.get_ranges(
@@ -191,6 +205,8 @@ def _found_credentials(place: S3Place) -> dict[str, Any]:
 def _failure(verb: str, key: str, error: Exception) -> Failure:
     """Read an obstore error: it has no fields, only text."""
     text = str(error)
+    if "redirect without LOCATION" in text:
+        return Failure(verb, key, status=301)
     code = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"(?:status code: |status: )(\d{3})", text)
     return Failure(

@@ -6,18 +6,21 @@ process that was forked after obstore ran uses the minio client instead; both ar
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from ..errors import PermissionDeniedError
 from ..process import PerProcess
 from ..ranges import Range
 from . import obstore_s3
 from .base import Buffers, ObjectInfo, Store
 from .minio_s3 import MinioS3
 from .obstore_s3 import ObstoreS3
-from .s3_place import S3Place
+from .s3_place import ConflictError, S3Place
+
+_CONFLICT_WAITS = (0.1, 0.3, 1.0)  # seconds
 
 
 class S3Store(Store):
@@ -51,7 +54,11 @@ class S3Store(Store):
         return self._client.get().stream(key, start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        self._client.get().put(key, data, create=create)
+        for seconds in _CONFLICT_WAITS:
+            with contextlib.suppress(ConflictError):
+                return self._client.get().put(key, data, create=create)
+            time.sleep(seconds)
+        return self._client.get().put(key, data, create=create)
 
     def head(self, key: str) -> ObjectInfo:
         return self._client.get().head(key)
@@ -67,10 +74,4 @@ class S3Store(Store):
 
     def prepare(self) -> None:
         """Create the bucket; `PermissionDeniedError` where the keys do not allow it."""
-        try:
-            MinioS3(self.place).prepare()
-        except PermissionDeniedError as error:
-            raise PermissionDeniedError(
-                f"{self.url} at {self.place.server}: there is no bucket {self.place.bucket!r}, and "
-                "these keys may not create it; create it, or use keys that may"
-            ) from error
+        MinioS3(self.place).prepare()

@@ -80,6 +80,10 @@ class S3Place:
         return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
 
 
+class ConflictError(StoreError):
+    """Two create-only puts met, and the server let neither pass: put again."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a request failed, as far as the client told."""
@@ -93,6 +97,7 @@ class Failure:
     detail: str = ""
 
 
+_OTHER_REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"}
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"}
 
 
@@ -115,20 +120,31 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
             f"{where}: the server refused the keys ({failure.code}); check access_key and "
             "secret_key, or the AWS_* variables"
         )
+    elif failure.status in (401, 403) and failure.verb == "create bucket":
+        error = PermissionDeniedError(
+            f"{where}: there is no bucket {place.bucket!r}, and these keys may not create it; "
+            "create it, or use keys that may"
+        )
     elif failure.status in (401, 403):
         reason = failure.code or f"HTTP {failure.status}"
         error = PermissionDeniedError(
             f"{where}: no permission ({reason}); check the keys and what they allow on "
             f"bucket {place.bucket!r}"
         )
-    elif failure.status == 404:
+    elif failure.status == 404 and failure.verb in ("get", "head"):
         error = ObjectNotFoundError(f"{where}: there is no such object")
-    elif failure.status in (409, 412):
+    elif failure.code == "ConditionalRequestConflict":
+        error = ConflictError(f"{where}: another upload to the same key is under way")
+    elif failure.verb == "put" and (
+        failure.status == 412 or (failure.status == 409 and not failure.code)
+    ):
         error = ObjectExistsError(f"{where}: the object exists")
     elif failure.status == 416:
         error = StoreError(f"{where}: a range begins beyond the end of the object")
-    elif failure.status in (301, 307):
-        error = StoreError(f"{where}: the bucket lies in another region; set region=")
+    elif failure.status in (301, 307) or failure.code in _OTHER_REGION:
+        error = StoreError(
+            f"{where}: the bucket lies in another region than {place.region!r}; set region="
+        )
     elif failure.timed_out:
         error = StoreTimeoutError(f"{where}: the server took too long to answer")
     elif failure.unreachable:
@@ -139,17 +155,28 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
             f"{where}: no connection; is the server running, and is the endpoint right?{hint}"
         )
     else:
-        reason = failure.code or (f"HTTP {failure.status}" if failure.status else failure.detail)
-        error = StoreError(f"{where}: {reason}")
-    raise error from without_keys(place, cause)
+        status = f"HTTP {failure.status}" if failure.status else ""
+        answer = f"{status} {failure.code}".strip()
+        reason = f"the server answered {answer}" if answer else failure.detail
+        error = StoreError(f"{where}: {_without_keys(place, reason)}")
+    try:
+        raise error from _cause(place, cause)
+    finally:
+        error.__context__ = None  # else the client's own error, which may hold the keys
 
 
-def without_keys(place: S3Place, cause: Exception) -> Exception:
-    """The cause itself, or what it says without the keys that a server's answer may repeat."""
-    text = str(cause)
-    secrets = [place.access_key, place.secret_key, os.environ.get("AWS_ACCESS_KEY_ID")]
-    shown = re.sub(r"(?s)<(AWSAccessKeyId|SignatureProvided|StringToSign)>.*?</\1>", "", text)
-    for secret in secrets:
+def _without_keys(place: S3Place, text: str) -> str:
+    """The text without the keys that a server's answer may repeat."""
+    text = re.sub(r"(?s)<(AWSAccessKeyId|SignatureProvided|StringToSign)>.*?</\1>", "", text)
+    environment = [os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")]
+    for secret in [place.access_key, place.secret_key, *environment]:
         if secret:
-            shown = shown.replace(secret, "***")
+            text = text.replace(secret, "***")
+    return text
+
+
+def _cause(place: S3Place, cause: Exception) -> Exception:
+    """The cause itself, or where it holds the keys what it says without them."""
+    text = str(cause)
+    shown = _without_keys(place, text)
     return cause if shown == text else RuntimeError(f"{type(cause).__name__}: {shown}")

@@ -97,7 +97,8 @@ _SHIFT = np.uint64(32)
 
 
 def _mask(bits: np.uint64) -> np.uint64:
-    return np.uint64(2 ** int(bits) - 1)
+    mask: np.uint64 = np.uint64(2 ** int(bits) - 1)
+    return mask
 
 
 def random_words(count: int, *key: int) -> npt.NDArray[np.uint64]:

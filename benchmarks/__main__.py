@@ -1,0 +1,54 @@
+"""Run benchmarks by name, or all of them: `python -m benchmarks [names] [--quick] [--out DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import machine, report
+from .runner import Effort
+from .setting import Benchmark, Setting
+
+NAMES = ("save_s3", "save_folder", "save_small_rows")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure storage_loader against the machine's own limits.",
+        epilog="benchmarks: " + ", ".join(NAMES),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; default: all")
+    parser.add_argument("--quick", action="store_true", help="small data, few rounds: does it run?")
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison")
+    parser.add_argument("--out", type=Path, help=f"for the results; default: {RESULTS.name}/ here")
+    parser.add_argument("--scratch", type=Path, help="disk to measure; default: the temporary one")
+    options = parser.parse_args(arguments)
+    wrong = [name for name in options.names if name not in NAMES]
+    if wrong:
+        parser.error(f"no benchmark {wrong[0]!r}; there are {', '.join(NAMES)}")
+    effort = Effort(rounds=3, trials=1, quick=True) if options.quick else Effort()
+    if options.rounds:
+        effort = Effort(options.rounds, effort.trials, effort.quick)
+    # Figures of a quick run are not kept unless asked for: they say nothing about speed.
+    out = options.out or (None if options.quick else RESULTS)
+    failed = False
+    with Setting(effort, options.scratch) as setting:
+        for name in options.names or NAMES:
+            benchmark: Benchmark = importlib.import_module(f"{__package__}.{name}").BENCHMARK
+            print(f"== {name}: {benchmark.what}", flush=True)
+            rows = benchmark.run(setting)
+            for row in rows:
+                print(report.line(row), flush=True)
+            failed |= any(row.holds is False for row in rows) and not effort.quick
+            if out is not None:
+                report.write(out, name, benchmark.what, rows, machine.describe(setting.scratch))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

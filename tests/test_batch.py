@@ -1,0 +1,312 @@
+"""What a saver takes as a batch, and the text of each refusal."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from storage_loader.errors import CastError, SchemaError
+from storage_loader.saver.batch import as_arrays
+from storage_loader.schema import DTYPES, Schema
+
+SCHEMA = Schema.of([("image", "uint8", (2, 3)), ("target", "int64")])
+IMAGES = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+TARGETS = np.arange(4)
+
+
+def taken(value: object, dtype: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """One attribute's array, checked against its schema."""
+    schema = Schema.of([("x", dtype, shape)])
+    arrays, rows = as_arrays({"x": value}, schema)
+    assert list(arrays) == ["x"]
+    assert arrays["x"].shape == (rows, *shape)
+    assert arrays["x"].dtype == DTYPES[dtype]
+    return arrays["x"]
+
+
+def refused(value: object, dtype: str = "int64", shape: tuple[int, ...] = ()) -> str:
+    """The text of the error, which names the attribute."""
+    with pytest.raises(SchemaError) as error:
+        as_arrays({"x": value}, Schema.of([("x", dtype, shape)]))
+    text = str(error.value)
+    assert text.startswith("attribute 'x': ")
+    return text.removeprefix("attribute 'x': ")
+
+
+def check_both(batch: object) -> None:
+    arrays, rows = as_arrays(batch, SCHEMA)
+    assert rows == 4
+    assert list(arrays) == ["image", "target"]
+    np.testing.assert_array_equal(arrays["image"], IMAGES)
+    np.testing.assert_array_equal(arrays["target"], TARGETS)
+    assert (arrays["image"].dtype, arrays["target"].dtype) == (np.uint8, np.int64)
+
+
+# Kinds of batch
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"image": IMAGES, "target": TARGETS},
+        {"target": TARGETS, "image": IMAGES},
+        MappingProxyType({"image": IMAGES, "target": TARGETS}),
+        {"image": IMAGES.tolist(), "target": TARGETS.tolist()},
+        {"image": tuple(IMAGES), "target": tuple(TARGETS)},
+        {"image": list(IMAGES), "target": range(4)},
+        {"image": torch.from_numpy(IMAGES), "target": torch.arange(4)},
+        {"image": list(torch.from_numpy(IMAGES)), "target": list(torch.arange(4))},
+        {"image": IMAGES.astype(np.int32), "target": TARGETS.astype(np.uint8)},
+        {"image": IMAGES, "target": pd.Series(TARGETS, index=[9, 8, 7, 6])},
+        {"image": memoryview(IMAGES), "target": np.ma.masked_array(TARGETS)},
+        pd.DataFrame({"image": list(IMAGES), "target": TARGETS}),
+        pd.DataFrame({"target": TARGETS, "image": IMAGES.tolist()}, index=[3, 3, 3, 3]),
+        pd.DataFrame({"image": list(torch.from_numpy(IMAGES)), "target": TARGETS}),
+        pd.DataFrame({"image": list(IMAGES), "target": pd.array([0, 1, 2, 3], dtype="Int64")}),
+        pd.DataFrame({"image": list(IMAGES), "target": pd.Series([0, 1, 2, 3], dtype=object)}),
+        pd.DataFrame({"image": list(IMAGES), "target": pd.Categorical([0, 1, 2, 3])}),
+    ],
+    ids=range(17),
+)
+def test_kinds_of_batch(batch: object) -> None:
+    check_both(batch)
+
+
+def test_an_npz_file_is_a_batch(tmp_path) -> None:
+    np.savez(tmp_path / "batch.npz", image=IMAGES, target=TARGETS)
+    with np.load(tmp_path / "batch.npz") as batch:
+        check_both(batch)
+
+
+def test_arrays_of_the_stored_dtype_are_not_copied() -> None:
+    arrays, _ = as_arrays({"image": IMAGES, "target": torch.from_numpy(TARGETS)}, SCHEMA)
+    assert np.shares_memory(arrays["image"], IMAGES)
+    assert np.shares_memory(arrays["target"], TARGETS)
+
+
+@given(
+    st.sampled_from([name for name in DTYPES if name != "bfloat16"]).flatmap(
+        lambda name: hnp.arrays(name, hnp.array_shapes(max_dims=4, min_side=0, max_side=4))
+    )
+)
+def test_any_array_comes_back_the_same(array: np.ndarray) -> None:
+    name, shape = array.dtype.name, array.shape[1:]
+    raw = array.tobytes()
+    for form in (
+        array,
+        array.astype(array.dtype.newbyteorder(">")),
+        np.asfortranarray(array),
+        np.repeat(array, 2, axis=0)[::2],
+        array[::-1].copy()[::-1],
+    ):
+        assert taken(form, name, shape).tobytes() == raw
+
+
+# Tensors
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype", "values"),
+    [
+        (torch.tensor([1.5, -2.0]).bfloat16(), "bfloat16", [1.5, -2.0]),
+        (torch.tensor([1.5, -2.0]).bfloat16(), "float32", [1.5, -2.0]),
+        (torch.tensor([1.5, -2.0, 3.0]).bfloat16()[::2], "bfloat16", [1.5, 3.0]),
+        (torch.tensor([1.5, -2.0], requires_grad=True), "float32", [1.5, -2.0]),
+        (torch.nn.Parameter(torch.tensor([1.5]).bfloat16()), "bfloat16", [1.5]),
+        ([torch.tensor(1.5, requires_grad=True), torch.tensor(2.0)], "float32", [1.5, 2.0]),
+        ([torch.tensor(1.5).bfloat16(), torch.tensor(2.0).bfloat16()], "bfloat16", [1.5, 2.0]),
+        (torch.tensor([1 + 2j]).conj(), "complex64", [1 - 2j]),
+        (torch.tensor([1 + 2j]).conj().imag, "float32", [-2.0]),
+        (torch.tensor([True, False]), "bool", [True, False]),
+        (torch.tensor([1.5, 2.0]).half(), "float16", [1.5, 2.0]),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), "uint64", [2**64 - 1]),
+        (torch.arange(6)[::2], "int64", [0, 2, 4]),
+    ],
+)
+def test_tensors(tensor: object, dtype: str, values: list[object]) -> None:
+    assert taken(tensor, dtype).tolist() == values
+
+
+def test_a_transposed_tensor() -> None:
+    tensor = torch.arange(6).reshape(2, 3).T
+    np.testing.assert_array_equal(taken(tensor, "int64", (2,)), [[0, 3], [1, 4], [2, 5]])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (torch.eye(2).to_sparse(), "not an array: can't convert Sparse layout tensor to numpy"),
+        (torch.zeros(2, device="meta"), "not an array: "),
+        (torch.zeros(2).to(torch.float8_e4m3fn), "not an array: "),
+        ([torch.zeros(2), torch.zeros(3)], "not an array: all input arrays must have the same"),
+    ],
+)
+def test_tensors_that_numpy_does_not_know(tensor: object, reason: str) -> None:
+    assert refused(tensor, "float32", (2,)).startswith(reason)
+
+
+# Lists and objects
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "values"),
+    [
+        ([1, 2**63], "uint64", [1, 2**63]),
+        ([2**64 - 1, 0], "uint64", [2**64 - 1, 0]),
+        ([2**63], "uint64", [2**63]),
+        ([1, 2.5], "float32", [1.0, 2.5]),
+        ([True, 2], "int8", [1, 2]),
+        (np.array([1, 2], object), "int8", [1, 2]),
+        (np.array([1, 2.5], object), "float64", [1.0, 2.5]),
+        (pd.Series([1.5, 2.5], dtype="Float32"), "float32", [1.5, 2.5]),
+        ([np.float16(1.5)], "float64", [1.5]),
+        ([ml_dtypes.bfloat16(1.5)], "bfloat16", [1.5]),
+    ],
+)
+def test_lists_and_objects(value: object, dtype: str, values: list[object]) -> None:
+    assert taken(value, dtype).tolist() == values
+
+
+def test_objects_of_any_depth() -> None:
+    inner = np.empty((2, 2), object)
+    for i in range(4):
+        inner.flat[i] = np.array([i, i + 10])
+    expected = [[[0, 10], [1, 11]], [[2, 12], [3, 13]]]
+    assert taken(inner, "int32", (2, 2)).tolist() == expected
+
+
+@pytest.mark.parametrize("empty", [[], (), np.zeros(0), np.zeros(0, object), pd.Series([])])
+@pytest.mark.parametrize("shape", [(), (2, 3), (0,)])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_no_rows(empty: object, shape: tuple[int, ...], dtype: str) -> None:
+    assert len(taken(empty, dtype, shape)) == 0
+
+
+def test_no_rows_in_other_forms() -> None:
+    for batch in [
+        {"image": np.zeros((0, 2, 3)), "target": np.zeros(0)},
+        {"image": torch.zeros((0, 2, 3)), "target": torch.zeros(0)},
+        {"image": [], "target": []},
+        pd.DataFrame({"image": [], "target": []}),
+        pd.DataFrame({"image": list(IMAGES), "target": TARGETS})[:0],
+    ]:
+        arrays, rows = as_arrays(batch, SCHEMA)
+        assert rows == 0
+        assert arrays["image"].shape == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "reason"),
+    [
+        ([[1, 2], [3]], (2,), "not an array: setting an array element with a sequence."),
+        (["a", "b"], (), "values of dtype 'str32' cannot be stored; the dataset stores int64"),
+        ([b"a"], (), "values of dtype 'bytes8' cannot be stored; the dataset stores int64"),
+        ([1, "a"], (), "values of dtype 'str"),
+        (pd.Series(["a"], dtype=object), (), "values of dtype 'str32' cannot be stored; the data"),
+        (np.array(["2020-01-01"], "M8[D]"), (), "values of dtype 'datetime64[D]' cannot be stored"),
+        (np.zeros(2, [("a", "i4")]), (), "values of dtype 'void32' cannot be stored; the dataset"),
+        ([None], (), "NoneType objects cannot be stored; give numbers of one dtype and shape"),
+        (None, (), "NoneType objects cannot be stored; give numbers of one dtype and shape"),
+        ({1, 2}, (), "set objects cannot be stored; give numbers of one dtype and shape"),
+        ([{"a": 1}], (), "dict objects cannot be stored; give numbers of one dtype and shape"),
+        ([2**70], (), "int beyond 64 bits objects cannot be stored; give numbers of one dtype and"),
+        (np.array([1, pd.NA], object), (), "NAType objects cannot be stored; give numbers"),
+        (np.ma.masked_array([1, 2], [0, 1]), (), "masked values cannot be stored; fill them"),
+        (
+            pd.Series([np.zeros(2), np.zeros(3)]),
+            (2,),
+            "rows have different shapes, [(2,), (3,)]",
+        ),
+        (pd.Series([np.zeros(2), 5]), (2,), "rows have different shapes, [(), (2,)]"),
+    ],
+)
+def test_what_is_no_array_is_refused(value: object, shape: tuple[int, ...], reason: str) -> None:
+    assert refused(value, "int64", shape).startswith(reason)
+
+
+# Shapes, names and rows
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "reason"),
+    [
+        (5, (), "shape () is one row; a batch has a leading axis, (rows,)"),
+        (torch.tensor(5), (), "shape () is one row; a batch has a leading axis, (rows,)"),
+        (np.zeros(1), (1,), "shape (1,) is one row; a batch has a leading axis, (rows, 1)"),
+        (np.zeros((2, 3)), (2, 3),
+         "shape (2, 3) is one row; a batch has a leading axis, (rows, 2, 3)"),
+        (np.zeros((2, 3)), (), "rows have shape (3,), the dataset stores ()"),
+        (np.zeros((2, 1)), (), "rows have shape (1,), the dataset stores ()"),
+        (np.zeros(2), (1,), "rows have shape (), the dataset stores (1,)"),
+        (np.zeros((5, 8, 8)), (8, 8, 1), "rows have shape (8, 8), the dataset stores (8, 8, 1)"),
+        (np.zeros((0, 4)), (3,), "rows have shape (4,), the dataset stores (3,)"),
+        (5, (1,), "rows have shape (), the dataset stores (1,)"),
+    ],
+)  # fmt: skip
+def test_wrong_shapes_are_refused(value: object, shape: tuple[int, ...], reason: str) -> None:
+    assert refused(value, "int64", shape) == reason
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (
+            {"image": IMAGES, "taget": TARGETS},
+            "the batch holds 'taget', which is no attribute; did you mean 'target'?",
+        ),
+        (
+            {"image": IMAGES, "target": TARGETS, "zz": TARGETS},
+            "the batch holds 'zz', which is no attribute; valid: 'image', 'target'",
+        ),
+        (
+            {"image": IMAGES, "target": TARGETS, 5: TARGETS},
+            "the batch holds 5, which is no attribute; valid: 'image', 'target'",
+        ),
+        ({"image": IMAGES}, "the batch lacks attribute 'target'"),
+        ({}, "the batch lacks attribute 'image'"),
+        (pd.DataFrame({"target": TARGETS}), "the batch lacks attribute 'image'"),
+        (
+            {"image": IMAGES, "target": TARGETS[:3]},
+            "attributes 'image' and 'target' have 4 and 3 rows; a batch has one number of rows",
+        ),
+        (
+            {"image": IMAGES[:0], "target": TARGETS},
+            "attributes 'image' and 'target' have 0 and 4 rows; a batch has one number of rows",
+        ),
+        (
+            [IMAGES, TARGETS],
+            "a batch is a dict of attribute name to array, or a DataFrame, not list",
+        ),
+        (IMAGES, "a batch is a dict of attribute name to array, or a DataFrame, not ndarray"),
+        (None, "a batch is a dict of attribute name to array, or a DataFrame, not NoneType"),
+    ],
+)
+def test_wrong_batches_are_refused(batch: object, text: str) -> None:
+    with pytest.raises(SchemaError, match=f"^{re.escape(text)}$"):
+        as_arrays(batch, SCHEMA)
+
+
+def test_values_are_cast_or_refused() -> None:
+    assert taken(np.array([1, 2]), "float16").tolist() == [1.0, 2.0]
+    assert taken([255], "uint8").tolist() == [255]
+    with pytest.raises(CastError, match=r"attribute 'x': row 1 holds 256 \(int64\), out of range"):
+        taken([3, 256], "uint8")
+    with pytest.raises(CastError, match=r"attribute 'x': row 0 holds 1.0 \(float64\)"):
+        taken([1, 2.5], "uint64")
+    with pytest.raises(CastError, match=r"attribute 'x': row 0 holds -1.0 \(float64\)"):
+        taken([-1, 2**63], "uint64")
+
+
+def test_shapes_are_checked_before_values() -> None:
+    """A wrong shape is told at once, not after a pass over all values."""
+    with pytest.raises(SchemaError, match="rows have shape"):
+        as_arrays({"image": np.full((4, 2, 3), 999), "target": np.zeros((4, 2))}, SCHEMA)
