@@ -34,6 +34,7 @@ _TEMPORARY = ".tmp-"
 _DIRECT_NBYTES = 4 * 2**20  # from here on an object is written past the page cache
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -47,6 +48,10 @@ class FolderStore(Store):
         self.url = f"file://{self.root}"
 
     def _path(self, key: str) -> Path:
+        if any(part.startswith(_TEMPORARY) for part in key.split("/")):
+            raise StoreError(
+                f"key {key!r}: names that begin with {_TEMPORARY!r} are the store's own"
+            )
         return self.root / check_key(key)
 
     def _place(self, key: str) -> str:
@@ -67,10 +72,14 @@ class FolderStore(Store):
             raise PermissionDeniedError(
                 f"{place}: no permission; check who owns the folder {self.root}"
             ) from error
-        except IsADirectoryError as error:
-            raise ObjectNotFoundError(f"{place}: that is a folder, not an object") from error
-        except NotADirectoryError as error:
-            raise ObjectNotFoundError(f"{place}: a file stands where a folder must be") from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            kind = StoreError if verb == "put" else ObjectNotFoundError
+            reason = (
+                "that is a folder, not an object"
+                if isinstance(error, IsADirectoryError)
+                else "a file stands where a folder must be"
+            )
+            raise kind(f"{place}: {reason}") from error
         except OSError as error:
             reason = error.strerror or str(error)
             raise StoreError(f"{place}: {reason}") from error
@@ -90,7 +99,7 @@ class FolderStore(Store):
         path = self._path(key)
         temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
         with self._mapped_errors("put", key):
-            new_folder = not path.parent.is_dir()
+            new_folders = [folder for folder in path.parents if not folder.is_dir()]
             try:
                 with _create(temporary) as file:
                     rest = _write_direct(file.fileno(), read_only(data))
@@ -100,18 +109,9 @@ class FolderStore(Store):
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-            self._sync_folders(path.parent, upwards=new_folder)
-
-    def _sync_folders(self, folder: Path, *, upwards: bool) -> None:
-        """Make a new name durable; `upwards`, the names of its folders up to the root too."""
-        for place in [folder, *folder.parents]:
-            descriptor = os.open(place, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if place == self.root or not upwards:
-                return
+            # The new name, and those of the folders made for it.
+            for folder in [path.parent, *(new.parent for new in new_folders)]:
+                _sync_folder(folder)
 
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
@@ -148,7 +148,7 @@ class FolderStore(Store):
         for key in keys:
             path = self._path(key)
             with self._mapped_errors("delete", key):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(*_NO_FILE):
                     os.unlink(path)
                 self._remove_empty_folders(path.parent)
 
@@ -169,12 +169,24 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 def _create(path: Path) -> io.FileIO:
     """A new file, in a folder that is made where it is missing."""
     for _ in range(100):  # a `delete` beside us may take the empty folder away again
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(error.errno, error.strerror, error.filename) from error
         try:
             return open(path, "xb", buffering=0)
         except FileNotFoundError as error:
             missing = error
     raise missing
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a `delete` beside us took it away again
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -214,6 +226,8 @@ def _publish(temporary: Path, path: Path, *, create: bool) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
         raise
     except OSError as error:
         if error.errno not in _NO_LINKS:
