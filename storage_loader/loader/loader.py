@@ -95,7 +95,7 @@ class DataLoader(View):
         self._seed = _whole("seed", seed, 0)
         self._last_batch = _last_batch(last_batch, drop_last)
         self._subset = subset
-        self._rank, self._world_size = _ranks(rank, world_size)
+        self._given_ranks = _ranks(rank, world_size)
         self._extras = _extras(extras)
         self._epochs = _whole("epochs", epochs, 1)
         self._prefetch = _whole("prefetch", prefetch, 1)
@@ -214,18 +214,23 @@ class DataLoader(View):
 
     def _epoch_of(self, state: State) -> Epoch:
         order, subset = self._ordered()
-        return Epoch(state.epoch, order, self._partition(state.rows), self._rank, subset)
+        rank, _ = self._ranks()
+        return Epoch(state.epoch, order, self._partition(state.rows), rank, subset)
 
     def _partition(self, start: int) -> Partition:
         order, _ = self._ordered()
         return Partition(
             order.num_rows,
             self._batch_size,
-            self._world_size,
+            self._ranks()[1],
             self._last_batch,
             order.contiguous,
             start,
         )
+
+    def _ranks(self) -> tuple[int, int]:
+        """Rank and world_size: as given, else of a process alone."""
+        return self._given_ranks or (0, 1)
 
     def _ordered(self) -> tuple[Order, Subset]:
         """The order of this version's rows, and which rows they are."""
@@ -283,9 +288,9 @@ def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:
     raise ConfigError(f"last_batch {last_batch!r}: one of {', '.join(map(repr, LAST_BATCH))}")
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
     if rank is None and world_size is None:
-        return 0, 1
+        return None
     if rank is None or world_size is None:
         raise ConfigError("rank and world_size go together; give both or neither")
     world_size = _whole("world_size", world_size, 1)
