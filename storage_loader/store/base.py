@@ -68,7 +68,7 @@ class Store(ABC):
         return [self.get(key) for key in keys]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
-        """Bytes start to end of an object in pieces, as they arrive.
+        """Bytes start to end (at least one) of an object in pieces, as they arrive.
 
         They end early where the object does.
         """

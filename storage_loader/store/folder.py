@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import itertools
 import mmap
 import os
 import secrets
@@ -99,7 +100,9 @@ class FolderStore(Store):
         path = self._path(key)
         temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
         with self._mapped_errors("put", key):
-            new_folders = [folder for folder in path.parents if not folder.is_dir()]
+            new_folders = list(
+                itertools.takewhile(lambda folder: not folder.is_dir(), path.parents)
+            )
             try:
                 with _create(temporary) as file:
                     rest = _write_direct(file.fileno(), read_only(data))
@@ -117,7 +120,7 @@ class FolderStore(Store):
         with self._mapped_errors("head", key):
             path = self._path(key)
             if path.is_dir():
-                raise ObjectNotFoundError(f"{self._place(key)}: that is a folder, not an object")
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return _info(key, path.stat())
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:

@@ -53,13 +53,13 @@ class MemoryStore(Store):
         return ObjectInfo(key, data.nbytes, self._objects[key][1])
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        start = f"{prefix}/" if prefix else ""
+        start = f"{check_key(prefix)}/" if prefix else ""
         for key, (data, modified) in list(self._objects.items()):
             if key.startswith(start):
                 yield ObjectInfo(key, data.nbytes, modified)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        start = f"{prefix}/" if prefix else ""
+        start = f"{check_key(prefix)}/" if prefix else ""
         below = (key[len(start) :] for key in list(self._objects) if key.startswith(start))
         return sorted({key.split("/")[0] for key in below if "/" in key})
 

@@ -215,8 +215,9 @@ class MinioS3(Store):
             for item in self._client.list_objects(
                 self._place.bucket, prefix=f"{folder}/" if folder else None, recursive=True
             ):
-                key = self._place.own_key(item.object_name or "")
-                yield ObjectInfo(key, item.size or 0, _time(item.last_modified))
+                if not item.is_dir:  # an empty mark of a folder, which other tools leave
+                    key = self._place.own_key(item.object_name or "")
+                    yield ObjectInfo(key, item.size or 0, _time(item.last_modified))
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         folder = self._place.full_prefix(prefix)
@@ -225,7 +226,7 @@ class MinioS3(Store):
                 self._place.bucket, prefix=f"{folder}/" if folder else None
             )
             names = [item.object_name or "" for item in items if item.is_dir]
-        return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in names)
+        return sorted(n.rstrip("/").rsplit("/", 1)[-1] for n in names if n != f"{folder}/")
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = (DeleteObject(self._place.full_key(key)) for key in keys)

@@ -166,8 +166,9 @@ class ObstoreS3(Store):
             folder = self._place.full_prefix(prefix)
             for page in obstore.list(self._client, folder or None, chunk_size=1000):
                 for meta in page:
-                    key = self._place.own_key(meta["path"])
-                    yield ObjectInfo(key, meta["size"], meta["last_modified"])
+                    if meta["path"] != folder:  # an empty mark of it, which other tools leave
+                        key = self._place.own_key(meta["path"])
+                        yield ObjectInfo(key, meta["size"], meta["last_modified"])
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         with self._mapped_errors("list", prefix):
