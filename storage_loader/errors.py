@@ -50,6 +50,10 @@ class LoaderError(StorageLoaderError, RuntimeError):
     """A loader cannot go on."""
 
 
+class TransformError(LoaderError):
+    """The user's transform raised; the message names the rows, the cause is its own error."""
+
+
 class StoreError(StorageLoaderError, OSError):
     """A storage operation failed; the message names place, key, cause and remedy."""
 

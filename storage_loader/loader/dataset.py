@@ -53,14 +53,15 @@ class Dataset(View):
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> Any:
         if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
             rows = _row_numbers([index], self.num_rows)
-            return self._finish(one_row(self._source.read(rows), 0))
-        return self._finish(self._source.read(_row_numbers(index, self.num_rows)))
+            return self._finish(one_row(self._source.read(rows), 0), rows)
+        rows = _row_numbers(index, self.num_rows)
+        return self._finish(self._source.read(rows), rows)
 
     def rows(self, index: Sequence[int]) -> list[Any]:
         """`[ds[i] for i in index]`, read at once."""
         numbers = _row_numbers(index, self.num_rows)
         arrays = self._source.read(numbers)
-        return [self._finish(one_row(arrays, i)) for i in range(len(numbers))]
+        return [self._finish(one_row(arrays, i), numbers[i : i + 1]) for i in range(len(numbers))]
 
     def __iter__(self) -> Iterator[Any]:
         step = max(1, _ITERATED_NBYTES // max(1, self.schema.row_nbytes))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,15 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords
+from ..process import PerProcess
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
-from .reader import Read, read_epoch
+from .reader import Due, Read, due_batches, gathered
 from .state import State
 from .subset import Subset, make_subset
 from .view import Transform, View, one_row
+from .workers import Job, Workers
 
 EXTRAS = ("row", "valid")
 DEFAULT_PREFETCH = 256 * 2**20
@@ -52,6 +55,7 @@ class DataLoader(View):
         world_size: int | None = None,
         version: Version | str | Sequence[str] | None = None,
         transform: Transform | None = None,
+        num_workers: int = 0,
         as_tuple: bool = False,
         extras: Sequence[str] = (),
         epochs: int = 1,
@@ -70,9 +74,11 @@ class DataLoader(View):
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
-        a list of commit ids instead of the newest. `transform` gets the batch. `as_tuple`: a
-        tuple in attribute order instead of a dict. `extras`: adds "row" (int64, the rows'
-        numbers, -1 for padding) and "valid" (bool, False for padding and repeats).
+        a list of commit ids instead of the newest. `transform` gets the batch. `num_workers`:
+        processes that gather and transform, for a transform that holds the GIL; 0 does it in
+        the consumer's thread. `as_tuple`: a tuple in attribute order instead of a dict.
+        `extras`: adds "row" (int64, the rows' numbers, -1 for padding) and "valid" (bool,
+        False for padding and repeats).
         `epochs`: how many one iteration runs through. `prefetch`: bytes fetched ahead,
         default 256 MiB. `threads`: fetching. `block`, `window`: rows, for `shuffle=True`.
         `cache_dir`: where objects of a network store are kept, default the user's cache
@@ -102,6 +108,9 @@ class DataLoader(View):
         self._threads = _whole("threads", threads, 1)
         self._block = None if block is None else _whole("block", block, 1)
         self._window = None if window is None else _whole("window", window, 1)
+        self._num_workers = _whole("num_workers", num_workers, 0)
+        self._pools: PerProcess[list[Workers[Due]]] = PerProcess(list)  # idle ones
+        weakref.finalize(self, _close_pools, self._pools)
         self._epoch = 0
         self._state: State | None = None  # of the iteration that gave a batch last
         self._resume: State | None = None
@@ -150,6 +159,7 @@ class DataLoader(View):
         loaded = State.from_dict(state)
         here = State.from_dict({**loaded.to_dict(), "dataset": self.config.dataset_prefix})
         loaded.check_fits(here)
+        _close_pools(self._pools)  # their workers read the version of before
         self._go_to(Version(tuple(loaded.version.split())))
         self._order = None
         self._seed = loaded.seed
@@ -169,18 +179,55 @@ class DataLoader(View):
         self._state = state
         return self._iterate(state)
 
-    def _iterate(self, state: State) -> Iterator[Any]:
+    def _iterate(self, state: State) -> Generator[Any, None, None]:
         while True:
             epoch = self._epoch_of(state)
-            with closing(self._reads(epoch)) as reads:  # type: ignore[type-var]  # a generator
-                for read in reads:
-                    after = self._after(state, epoch.partition, read.number)
-                    batch = self._batch(read)
-                    self._state = after
+            with closing(self._batches(epoch)) as batches:
+                for number, batch in batches:
+                    self._state = self._after(state, epoch.partition, number)
                     yield batch
             if state.epoch + 1 >= state.stop_epoch:
                 return
             state = replace(state, epoch=state.epoch + 1, rows=0)
+
+    def _batches(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
+        """Finished batches of one epoch with their numbers."""
+        row_nbytes = self.schema.row_nbytes
+        with closing(
+            due_batches(
+                self._source,
+                epoch,
+                row_nbytes=row_nbytes,
+                prefetch=self._prefetch,
+                threads=self._threads,
+            )
+        ) as due:
+            if self._num_workers:
+                singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
+                with self._workers() as workers:
+                    for one, batch in workers.map(singles):
+                        yield one.first, batch
+                return
+            with closing(gathered(self._source, due, row_nbytes=row_nbytes)) as reads:
+                for read in reads:
+                    yield read.number, self._batch(read)
+
+    @contextmanager
+    def _workers(self) -> Iterator[Workers[Due]]:
+        """Worker processes of this loader: kept for its next epoch if all went well."""
+        idle = self._pools.get()
+        workers = idle.pop() if idle else Workers(Job(self._make, self._reduce), self._num_workers)
+        try:
+            yield workers
+        except BaseException:
+            workers.close()
+            raise
+        idle.append(workers)
+
+    def _make(self, due: Due) -> Any:
+        """In a worker: the finished batch."""
+        (rows,), (valid,) = due.rows, due.valid
+        return self._batch(Read(due.first, rows, valid, self._source.read(rows)))
 
     def _batch(self, read: Read) -> Any:
         arrays: dict[str, Any] = dict(read.arrays)
@@ -188,7 +235,7 @@ class DataLoader(View):
             arrays["row"] = read.rows.copy()
         if "valid" in self._extras:
             arrays["valid"] = read.valid.copy()
-        return self._finish(one_row(arrays, 0) if self._single_rows else arrays)
+        return self._finish(one_row(arrays, 0) if self._single_rows else arrays, read.rows)
 
     def _after(self, state: State, partition: Partition, batch: int) -> State:
         """The state once a batch was received."""
@@ -201,15 +248,6 @@ class DataLoader(View):
         stop = max(state.stop_epoch, epoch)
         return replace(
             state, epoch=epoch, rows=0, stop_epoch=stop if epoch < stop else epoch + self._epochs
-        )
-
-    def _reads(self, epoch: Epoch) -> Iterator[Read]:
-        return read_epoch(
-            self._source,
-            epoch,
-            row_nbytes=self.schema.row_nbytes,
-            prefetch=self._prefetch,
-            threads=self._threads,
         )
 
     def _epoch_of(self, state: State) -> Epoch:
@@ -264,6 +302,14 @@ class DataLoader(View):
             rows=0,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_pools"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._pools = PerProcess(list)
+        weakref.finalize(self, _close_pools, self._pools)
+
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         size = None if self._single_rows else self._batch_size
@@ -271,6 +317,13 @@ class DataLoader(View):
             f"DataLoader({self.config.dataset_name!r} in {self.config.storage}, "
             f"batch_size={size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
         )
+
+
+def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
+    for workers in pools.peek() or ():
+        workers.close()
+    if pools.peek():
+        pools.get().clear()
 
 
 def _whole(name: str, value: object, least: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(work: Callable[[T], R], items: Iterable[T], *, depth: int, threads: int) -> Iterator[R]:
+def ahead(
+    work: Callable[[T], R], items: Iterable[T], *, depth: int, threads: int
+) -> Generator[R, None, None]:
     """`map(work, items)` with up to `depth` results begun before they are asked for.
 
     An error of `work` rises at its place in the order. Closing the iterator waits for what is

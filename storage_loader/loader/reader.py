@@ -1,9 +1,9 @@
-"""The batches of an epoch on one rank, as arrays."""
+"""The batches of an epoch on one rank: made ready chunk by chunk, then gathered."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,74 +24,90 @@ _READ_AHEAD = 3  # batches read at once where nothing is held
 
 
 @dataclass(frozen=True)
+class Due:
+    """Batches of one chunk that can be read now."""
+
+    first: int  # global batch, from the epoch's start or the resumed row on
+    rows: Rows  # numbers in the dataset, shape (batches, rows); -1 is padding
+    valid: npt.NDArray[np.bool_]  # in the shape of `rows`
+
+    def one(self, i: int) -> Due:
+        """Batch `i` of these."""
+        return Due(self.first + i, self.rows[i : i + 1], self.valid[i : i + 1])
+
+
+@dataclass(frozen=True)
 class Read:
     """A batch: arrays of shape (rows, *shape)."""
 
-    number: int  # of the global batch, from the epoch's start or the resumed row on
-    rows: Rows  # numbers in the dataset; -1 is padding
+    number: int
+    rows: Rows
     valid: npt.NDArray[np.bool_]
-    arrays: dict[str, Array]
+    arrays: Mapping[str, Array]
 
 
-def read_epoch(
+def due_batches(
     source: Source, epoch: Epoch, *, row_nbytes: int, prefetch: int, threads: int
-) -> Iterator[Read]:
-    """The rank's batches in order. Close the iterator to end its threads.
+) -> Generator[Due, None, None]:
+    """The rank's batches in order, a chunk at a time. Close the iterator to end its threads.
 
-    `row_nbytes` is that of what is read. Where the source holds objects, chunks of batches
-    are made ready ahead, of about half `prefetch` bytes each or a window of the order; else
-    batches are read ahead.
+    Where the source holds objects, a chunk's are fetched and verified ahead: about half
+    `prefetch` bytes, or a window of the order. `row_nbytes` is that of what is read.
     """
-    batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     if not source.holds:
-        return _read_remote(source, epoch)
-    most = max(1, prefetch // 2 // batch_nbytes)
-    return _read_held(source, epoch, most=most, batch_nbytes=batch_nbytes, threads=threads)
-
-
-def _read_held(
-    source: Source, epoch: Epoch, *, most: int, batch_nbytes: int, threads: int
-) -> Iterator[Read]:
+        for number in range(epoch.partition.num_batches):
+            yield _due(Chunk(epoch, number, number + 1))
+        return
+    batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     stop = threading.Event()
-    rows = epoch.partition.batch_size
-    together = max(1, min(_GATHER_NBYTES // batch_nbytes, _GATHER_ROWS // rows))
 
-    def prepare(chunk: Chunk) -> tuple[Chunk, Rows]:
-        rows = chunk.rows()
-        for begun in [pool.submit(work) for work in source.missing(rows.reshape(-1), stop)]:
+    def prepare(chunk: Chunk) -> Due:
+        due = _due(chunk)
+        for begun in [pool.submit(work) for work in source.missing(due.rows.reshape(-1), stop)]:
             begun.result()
-        return chunk, rows
+        return due
 
     with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
-        ready = ahead(prepare, chunks(epoch, most=most), depth=_AHEAD, threads=_AHEAD)
+        plan = chunks(epoch, most=max(1, prefetch // 2 // batch_nbytes))
+        ready = ahead(prepare, plan, depth=_AHEAD, threads=_AHEAD)
         try:
-            for chunk, numbers in ready:
-                valid = chunk.valid()
-                for first in range(0, len(numbers), together):
-                    some = numbers[first : first + together]
-                    arrays = source.gather(some.reshape(-1))
-                    yield from _sliced(chunk.first + first, some, valid[first:], arrays)
+            yield from ready
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            ready.close()  # type: ignore[attr-defined]  # a generator
+            ready.close()
 
 
-def _sliced(
-    number: int, rows: Rows, valid: npt.NDArray[np.bool_], arrays: dict[str, Array]
-) -> Iterator[Read]:
-    """Batches gathered together, one by one: each has its own part of the memory."""
-    size = rows.shape[1]
-    for i, batch in enumerate(rows):
-        own = {name: array[i * size : (i + 1) * size] for name, array in arrays.items()}
-        yield Read(number + i, batch, valid[i], own)
+def _due(chunk: Chunk) -> Due:
+    return Due(chunk.first, chunk.rows(), chunk.valid())
 
 
-def _read_remote(source: Source, epoch: Epoch) -> Iterator[Read]:
-    def read(chunk: Chunk) -> Read:
-        rows = chunk.rows()[0]
-        return Read(chunk.first, rows, chunk.valid()[0], source.read(rows))
+def gathered(source: Source, due: Iterator[Due], *, row_nbytes: int) -> Generator[Read, None, None]:
+    """The batches as arrays. Small ones are gathered together and sliced."""
+    if not source.holds:
+        with closing(
+            ahead(lambda d: _reads(source, d), due, depth=_READ_AHEAD, threads=_READ_AHEAD)
+        ) as groups:
+            for reads in groups:
+                yield from reads
+        return
+    for chunk in due:
+        size = max(1, chunk.rows.shape[1])
+        together = max(1, min(_GATHER_NBYTES // max(1, size * row_nbytes), _GATHER_ROWS // size))
+        for i in range(0, len(chunk.rows), together):
+            some = slice(i, i + together)
+            yield from _reads(source, Due(chunk.first + i, chunk.rows[some], chunk.valid[some]))
 
-    singles = (Chunk(epoch, n, n + 1) for n in range(epoch.partition.num_batches))
-    with closing(ahead(read, singles, depth=_READ_AHEAD, threads=_READ_AHEAD)) as reads:  # type: ignore[type-var]
-        yield from reads
+
+def _reads(source: Source, due: Due) -> list[Read]:
+    arrays = source.read(due.rows.reshape(-1))
+    size = due.rows.shape[1]
+    return [
+        Read(
+            due.first + i,
+            rows,
+            due.valid[i],
+            {name: array[i * size : (i + 1) * size] for name, array in arrays.items()},
+        )
+        for i, rows in enumerate(due.rows)
+    ]

@@ -10,11 +10,12 @@ import platformdirs
 
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig
-from ..errors import ConfigError, LoaderError
+from ..errors import ConfigError, LoaderError, TransformError
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from .cache import Cache
 from .gather import Array
+from .order import Rows
 from .source import Source
 
 Transform = Callable[[Any], Any]
@@ -102,11 +103,22 @@ class View:
         """To the framework's own arrays; numpy's here."""
         return dict(arrays)
 
-    def _finish(self, arrays: Mapping[str, Array]) -> Any:
-        """A batch or row as the user gets it."""
+    def _reduce(self, value: Any) -> Any:
+        """How a framework's arrays are pickled, for worker processes: a `reducer_override`."""
+        return NotImplemented
+
+    def _finish(self, arrays: Mapping[str, Array], rows: Rows) -> Any:
+        """A batch or row as the user gets it; `rows` are its numbers, for errors."""
         batch: Any = self._convert(arrays)
         if self._transform is not None:
-            batch = self._transform(batch)
+            try:
+                batch = self._transform(batch)
+            except Exception as error:
+                shown = ", ".join(map(str, rows[:8].tolist())) + (", ..." if len(rows) > 8 else "")
+                raise TransformError(
+                    f"transform failed on rows {shown} of dataset "
+                    f"{self.config.dataset_name!r}: {type(error).__name__}: {error}"
+                ) from error
         if self._as_tuple:
             if not isinstance(batch, Mapping):
                 raise LoaderError(

@@ -12,7 +12,7 @@ from ..catalog import Snapshot
 from ..loader.gather import Array
 from ..loader.view import View
 from . import distributed
-from .tensors import as_tensors
+from .tensors import as_tensors, reduce_tensor
 
 
 class _TorchView(View):
@@ -20,6 +20,9 @@ class _TorchView(View):
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         return as_tensors(arrays)
+
+    def _reduce(self, value: Any) -> Any:
+        return reduce_tensor(value)
 
     def open(self) -> Snapshot:
         if self._snapshot is None and self._wanted_version is None and self._is_shared():
