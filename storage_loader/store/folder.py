@@ -108,13 +108,34 @@ class FolderStore(Store):
                     rest = _write_direct(file.fileno(), read_only(data))
                     _write_all(file.fileno(), rest)
                     os.fsync(file.fileno())
-                _publish(temporary, path, create=create)
+                self._publish(temporary, path, create=create)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
             # The new name, and those of the folders made for it.
             for folder in [path.parent, *(new.parent for new in new_folders)]:
                 _sync_folder(folder)
+
+    def _publish(self, temporary: Path, path: Path, *, create: bool) -> None:
+        """Give the file its name; with `create` only where the name is free, atomically."""
+        if not create:
+            os.replace(temporary, path)
+            return
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links. The lock dies with its holder; its file stays, so it
+            # lies where no empty folder is ever removed.
+            with FileLock(self.root / f"{_TEMPORARY}lock"):
+                if path.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+                os.replace(temporary, path)
 
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
@@ -219,24 +240,3 @@ def _write_direct(descriptor: int, data: memoryview) -> memoryview:
         return data
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-
-
-def _publish(temporary: Path, path: Path, *, create: bool) -> None:
-    """Give the file its name; with `create` only where the name is free, atomically."""
-    if not create:
-        os.replace(temporary, path)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-        raise
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # A file system without hard links. The lock dies with its holder.
-        with FileLock(path.parent / f"{_TEMPORARY}lock"):
-            if path.exists():
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
-            os.replace(temporary, path)
