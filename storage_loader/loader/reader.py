@@ -58,8 +58,10 @@ def _read_held(
 
     def prepare(chunk: Chunk) -> tuple[Chunk, Rows]:
         rows = chunk.rows()
-        for begun in [pool.submit(work) for work in source.missing(rows.reshape(-1), stop)]:
-            begun.result()
+        if not source.is_complete:
+            fetched = np.append(rows, chunk.rows_beyond())
+            for begun in [pool.submit(work) for work in source.missing(fetched, stop)]:
+                begun.result()
         return chunk, rows
 
     with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
