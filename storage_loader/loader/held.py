@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from .gather import Array
 
 Blocks = npt.NDArray[np.bool_]
 
-_GAP = 256 * 2**10  # bytes already here that are fetched again rather than split a request
+_GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
+_SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
 _STREAMED = 2**20  # a longer range is written while it is received
 
 
@@ -97,7 +98,7 @@ class HeldObject:
         ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[missing]]
         if not file.has_table:
             ranges.append(layout.checksums_range)
-        self._fetch(file, coalesce(ranges, gap=_GAP).requests, stop)
+        self._fetch(file, coalesce(ranges, gap=spare_gap(ranges)).requests, stop)
         if stop.is_set():
             return []
         if not file.has_table:
@@ -125,6 +126,19 @@ class HeldObject:
                     f"{self._place}: {place - start} bytes came for {start} to {end}; "
                     "the object is shorter than its commit says"
                 )
+
+
+def spare_gap(ranges: Sequence[Range]) -> int:
+    """The widest gap to bridge between disjoint `ranges`, so that few requests waste few bytes.
+
+    At most 256 KiB, and all gaps up to it together at most 1/8 of the ranges' bytes. Without
+    the second limit, each of two ranks that take turns of 192 KiB would fetch everything.
+    """
+    starts, ends = np.sort(np.asarray(ranges, np.int64), axis=0).T
+    gaps = starts[1:] - ends[:-1]
+    widths, counts = np.unique(gaps[gaps <= _GAP], return_counts=True)
+    fits = np.cumsum(widths * counts) <= (ends - starts).sum() // _SPARE
+    return int(widths[fits].max(initial=0))
 
 
 def _runs(numbers: npt.NDArray[Any]) -> list[Range]:

@@ -38,6 +38,7 @@ class Chunk:
     epoch: Epoch
     first: int
     stop: int
+    end: int = 0  # position up to which this rank's rows are fetched together
 
     def rows(self) -> Rows:
         """Row numbers in the dataset: shape (batches, rows of a batch)."""
@@ -48,6 +49,19 @@ class Chunk:
         flat = positions.reshape(-1)  # ascends: ranks and batches count upwards
         rows = epoch.subset.to_dataset(epoch.order.rows(epoch.number, flat))
         return rows.reshape(positions.shape)
+
+    def rows_beyond(self) -> Rows:
+        """Row numbers of the next batch before `end`, to fetch with this chunk: shape (n,).
+
+        That batch has rows in two windows. Were those of this window fetched later and those of
+        the next one sooner than the rest, each would be a small request of its own.
+        """
+        partition = self.epoch.partition
+        if partition.rows_after(self.stop - 1) >= self.end or self.stop >= partition.num_batches:
+            return np.empty(0, np.int64)
+        batch = partition.batch(self.stop, self.epoch.rank)
+        positions = batch.positions[batch.valid]
+        return self.epoch.rows(positions[positions < self.end])
 
     def valid(self) -> npt.NDArray[np.bool_]:
         """Which rows are neither repeats nor padding, in the shape of `rows`."""
@@ -60,24 +74,24 @@ class Chunk:
 def chunks(epoch: Epoch, *, most: int) -> Iterator[Chunk]:
     """All batches of the epoch, in order.
 
-    The first chunk is one batch, so that it is there soon. A chunk never crosses the end of a
-    window of the order: each of its batches needs parts of all blocks of the window, which are
-    best fetched at once. Where the order has no windows, a chunk doubles up to `most` batches.
-    A last batch that is not full is a chunk of its own.
+    The first chunk is one batch, so that it is there soon. Later ones end with the last whole
+    batch of a window of the order: each of a window's batches needs parts of all its blocks,
+    which are best fetched at once. Where the order has no windows, a chunk doubles up to `most`
+    batches. A last batch that is not full is a chunk of its own.
     """
     partition = epoch.partition
     first, size = 0, 1
     while first < partition.num_full:
         position = partition.start + first * partition.global_size
-        end = epoch.order.window_end(position)
+        end = epoch.order.window_end(position + partition.global_size - 1)
         if first == 0:
-            length = 1
+            length, end = 1, 0
         elif end is None:
             length = size = min(most, size * 2)
         else:
-            length = -(-(end - position) // partition.global_size)
+            length = (end - position) // partition.global_size
         stop = min(partition.num_full, first + length)
-        yield Chunk(epoch, first, stop)
+        yield Chunk(epoch, first, stop, end or 0)
         first = stop
     for number in range(first, partition.num_batches):
         yield Chunk(epoch, number, number + 1)

@@ -63,8 +63,10 @@ def due_batches(
 
     def prepare(chunk: Chunk) -> Due:
         due = _due(chunk)
-        for begun in [pool.submit(work) for work in source.missing(due.rows.reshape(-1), stop)]:
-            begun.result()
+        if not source.is_complete:
+            fetched = np.append(due.rows, chunk.rows_beyond())
+            for begun in [pool.submit(work) for work in source.missing(fetched, stop)]:
+                begun.result()
         return due
 
     with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
