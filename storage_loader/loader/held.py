@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import StoredObject
-from ..errors import FormatError, StoreError
+from ..errors import ChecksumError, FormatError, StoreError
 from ..layout import Column
 from ..ranges import Range, coalesce
 from ..schema import Attribute, Schema
@@ -85,10 +85,18 @@ class HeldObject:
             self._checksums = Checksums(self._stored, self._data[start:end], self._place)
         return self._checksums
 
+    def _has_good_table(self) -> bool:
+        try:
+            self._table()
+        except ChecksumError:  # damaged on this disk: the store has it whole
+            return False
+        return True
+
     def _bring(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> list[int]:
         """Complete the cache file by the blocks `todo`; those that came wrong."""
         layout = self._stored.layout
-        here = todo & file.present if file.has_table else np.zeros_like(todo)
+        has_table = file.has_table and self._has_good_table()
+        here = todo & file.present if has_table else np.zeros_like(todo)
         if here.any():
             damaged = self._table().wrong(np.flatnonzero(here).tolist(), self._data)
             here[damaged] = False
@@ -96,12 +104,12 @@ class HeldObject:
         if not len(missing):
             return []
         ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[missing]]
-        if not file.has_table:
+        if not has_table:
             ranges.append(layout.checksums_range)
         self._fetch(file, coalesce(ranges, gap=spare_gap(ranges)).requests, stop)
         if stop.is_set():
             return []
-        if not file.has_table:
+        if not has_table:
             self._table()
             file.mark_table()
         wrong = self._table().wrong(missing.tolist(), self._data)
