@@ -335,6 +335,24 @@ def test_puts_and_deletes_in_one_folder(store: FolderStore) -> None:
     assert names_in(store.root) == []
 
 
+@pytest.mark.parametrize("lost", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_goes_while_it_is_made(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, lost: type[OSError]
+) -> None:
+    """What Path.mkdir raises where a delete beside it takes the folder it has just seen."""
+    real, calls = Path.mkdir, []
+
+    def mkdir(path: Path, *args: object, **kwargs: object) -> None:
+        calls.append(path)
+        if len(calls) < 3:
+            raise lost(errno.EEXIST, "it was there a moment ago")
+        real(path, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    store.put("a/key", b"x", create=True)
+    assert store.get("a/key") == b"x"
+
+
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
     """Room for 40 more open files."""

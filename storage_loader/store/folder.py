@@ -192,15 +192,14 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def _create(path: Path) -> io.FileIO:
     """A new file, in a folder that is made where it is missing."""
-    for _ in range(100):  # a `delete` beside us may take the empty folder away again
+    for _ in range(100):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise NotADirectoryError(error.errno, error.strerror, error.filename) from error
-        try:
             return open(path, "xb", buffering=0)
-        except FileNotFoundError as error:
-            missing = error
+        except (FileNotFoundError, FileExistsError) as error:
+            if path.parent.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+            missing = error  # a `delete` beside us took the empty folder away again
     raise missing
 
 
