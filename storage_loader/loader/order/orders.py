@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .permutation import Permutation, permutation, random_words, shuffled_groups
+from .permutation import Permutation, permutation, random_words, shuffled_group, shuffled_groups
 
 Rows = npt.NDArray[np.int64]
 Shuffle = Literal[False, True, "global"]
@@ -116,10 +116,10 @@ class WindowShuffle:
         out = np.empty(len(positions), np.int64)
         start = 0
         while start < len(positions):
-            window = int(positions[start]) // self.window
-            stop = int(np.searchsorted(positions, (window + 1) * self.window))
-            table = _window_rows(self, epoch, window)
-            out[start:stop] = table[positions[start:stop] - window * self.window]
+            number = int(positions[start]) // self.window
+            stop = int(np.searchsorted(positions, (number + 1) * self.window))
+            window = _window(self, epoch, number)
+            out[start:stop] = window.rows(positions[start:stop] - number * self.window)
             start = stop
         return out
 
@@ -135,33 +135,71 @@ class WindowShuffle:
 
     def window_rows(self, epoch: int, window: int) -> Rows:
         """All rows of a window in order."""
+        count = min(self.window, self.num_rows - window * self.window)
+        return _Window(self, epoch, window).rows(np.arange(count))
+
+    def block_starts(self, epoch: int, window: int) -> Rows:
+        """First rows of a window's blocks, as they are laid end to end.
+
+        The dataset's last block, where it is short, stays last.
+        """
         first = window * self.window // self.block
         last = min(first + self.window // self.block, -(-self.num_rows // self.block))
         full = np.arange(first, min(last, self._full_blocks))
         places = np.append(self._blocks(epoch)(full), np.arange(first + len(full), last))
-        rows = (places[:, None] * self.block + np.arange(self.block)).reshape(-1)
-        count = min(len(rows), self.num_rows - window * self.window)
-        rows = rows[:count]  # the dataset's last block, where it is short, stays last
-        rows += self._shift(epoch)
-        rows[rows >= self.num_rows] -= self.num_rows
-        # Lane j holds count // LANES slots, one more where j < count % LANES; which part of the
-        # window that is, is drawn too.
-        least, longer = divmod(count, LANES)
-        lengths = np.full(LANES, least) + (np.arange(LANES) < longer)
-        lanes = shuffled_groups(_ONE_GROUP, 1, _LANES, self.seed, epoch, window)
-        groups = np.repeat(lanes, lengths[lanes])
-        shuffled = rows[shuffled_groups(groups, LANES, _WINDOW, self.seed, epoch, window)]
-        starts = np.cumsum(lengths) - lengths
-        out = np.empty(count, np.int64)
-        for lane, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            out[lane::LANES] = shuffled[start : start + length]
-        return out
+        return places * self.block + self._shift(epoch)
 
     def _blocks(self, epoch: int) -> Permutation:
         return _epoch_permutation(self._full_blocks, self.seed, epoch)
 
     def _shift(self, epoch: int) -> int:
         return int(random_words(1, _SHIFT, self.seed, epoch)[0]) % self.num_rows
+
+
+class _Window:
+    """The rows of one window, by lanes: each is shuffled when it is first asked for.
+
+    So a rank among W computes about 1/W of it. Threads may share one: they write the same.
+    """
+
+    def __init__(self, order: WindowShuffle, epoch: int, number: int) -> None:
+        self._order = order
+        self._key = order.seed, epoch, number
+        self._blocks = order.block_starts(epoch, number)
+        self._count = min(order.window, order.num_rows - number * order.window)
+        # Lane j holds count // LANES slots, one more where j < count % LANES; which part of the
+        # window that is, is drawn too.
+        least, longer = divmod(self._count, LANES)
+        lengths = np.full(LANES, least) + (np.arange(LANES) < longer)
+        lanes = shuffled_groups(_ONE_GROUP, 1, _LANES, *self._key)
+        stops = np.cumsum(lengths[lanes])
+        self._stops = dict(zip(lanes.tolist(), stops.tolist(), strict=True))
+        self._lengths: list[int] = lengths.tolist()
+        self._rows = np.empty(self._count, np.int64)  # in order, of those lanes that are done
+        self._done = np.zeros(LANES, bool)
+
+    def rows(self, places: Rows) -> Rows:
+        """Rows by their place in the window's order."""
+        if not self._done.all():
+            asked = np.bincount(places % LANES, minlength=LANES) > 0
+            for lane in np.flatnonzero(asked & ~self._done).tolist():
+                self._rows[lane::LANES] = self._lane(lane)
+                self._done[lane] = True
+        rows: Rows = self._rows[places]
+        return rows
+
+    def _lane(self, lane: int) -> Rows:
+        stop = self._stops[lane]
+        start = stop - self._lengths[lane]
+        block, num_rows = self._order.block, self._order.num_rows
+        first = start // block
+        starts = self._blocks[first : -(-stop // block)]
+        rows = (starts[:, None] + np.arange(block)).reshape(-1)
+        rows[rows >= num_rows] -= num_rows
+        shuffled = shuffled_group(start, stop, self._count, LANES, _WINDOW, *self._key)
+        shuffled -= first * block
+        lane_rows: Rows = rows[shuffled]
+        return lane_rows
 
 
 _BLOCKS, _WINDOW, _SHIFT, _LANES = range(4)  # which of an epoch's random streams
@@ -174,8 +212,8 @@ def _epoch_permutation(count: int, seed: int, epoch: int) -> Permutation:
 
 
 @lru_cache(maxsize=4)  # this window and the next, of two iterations
-def _window_rows(order: WindowShuffle, epoch: int, window: int) -> Rows:
-    return order.window_rows(epoch, window)
+def _window(order: WindowShuffle, epoch: int, number: int) -> _Window:
+    return _Window(order, epoch, number)
 
 
 def make_order(

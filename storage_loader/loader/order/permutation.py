@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 Permutation = Callable[[Numbers], Numbers]
 
 EXACT = 2**20  # numbers up to which a permutation is exact, at 8 bytes each
 _ROUNDS = 6
+_PHILOX_WORDS = 4  # from one value of its counter
 _CHUNK = 2**16  # positions at a time: temporary arrays stay in the processor's cache
 
 
@@ -38,17 +40,40 @@ def shuffled_groups(groups: Numbers, num_groups: int, *key: int) -> Numbers:
     Fisher-Yates shuffle takes 10 to 30. With n <= `EXACT` at least 32 random bits remain, so
     ties, which keep their order, are rare.
     """
-    count = len(groups)
-    number_bits = max(1, (count - 1).bit_length())
+    words = random_words(len(groups), *key)
     group_bits = (num_groups - 1).bit_length()
-    words = random_words(count, *key)
-    words >>= np.uint64(group_bits)
-    words &= ~np.uint64((1 << number_bits) - 1)
-    words |= np.arange(count, dtype=np.uint64)
+    number_bits = _number_bits(len(groups))
+    _tag(words, 0, number_bits, group_bits)
     if group_bits:
         words |= groups.astype(np.uint64) << np.uint64(64 - group_bits)
+    return _sorted_numbers(words, number_bits)
+
+
+def shuffled_group(start: int, stop: int, count: int, num_groups: int, *key: int) -> Numbers:
+    """A group of `shuffled_groups` alone, of `count` numbers: `start` to `stop` are in it.
+
+    It costs no more than its own numbers do.
+    """
+    words = random_words(stop - start, *key, start=start)
+    number_bits = _number_bits(count)
+    _tag(words, start, number_bits, (num_groups - 1).bit_length())
+    return _sorted_numbers(words, number_bits)
+
+
+def _number_bits(count: int) -> int:
+    return max(1, (count - 1).bit_length())
+
+
+def _tag(words: Words, start: int, number_bits: int, group_bits: int) -> None:
+    """Make room for the group, and put numbers from `start` on in the lowest bits."""
+    words >>= np.uint64(group_bits)
+    words &= ~_mask(np.uint64(number_bits))
+    words |= np.arange(start, start + len(words), dtype=np.uint64)
+
+
+def _sorted_numbers(words: Words, number_bits: int) -> Numbers:
     words.sort()
-    words &= np.uint64((1 << number_bits) - 1)
+    words &= _mask(np.uint64(number_bits))
     numbers: Numbers = words.view(np.int64)
     return numbers
 
@@ -74,7 +99,7 @@ class _Feistel:
             out[start : start + _CHUNK] = numbers
         return out
 
-    def _encrypt(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _encrypt(self, numbers: Words) -> Words:
         """One pass over the power-of-two domain; the halves change size with each round."""
         left_bits, right_bits = self._left_bits, self._right_bits
         left = numbers >> right_bits
@@ -88,7 +113,7 @@ class _Feistel:
             left ^= mixed
             left, right = right, left
             left_bits, right_bits = right_bits, left_bits
-        whole: npt.NDArray[np.uint64] = (left << right_bits) | right
+        whole: Words = (left << right_bits) | right
         return whole
 
 
@@ -101,11 +126,16 @@ def _mask(bits: np.uint64) -> np.uint64:
     return mask
 
 
-def random_words(count: int, *key: int) -> npt.NDArray[np.uint64]:
-    """Random 64-bit words, the same for the same key of any whole numbers."""
+def random_words(count: int, *key: int, start: int = 0) -> Words:
+    """Random 64-bit words, the same for the same key of any whole numbers.
+
+    They are `count` words of an endless row, from word `start` on.
+    """
     text = ",".join(str(int(part)) for part in key)
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    words: npt.NDArray[np.uint64] = np.random.Philox(
-        key=np.frombuffer(digest, "<u8").astype(np.uint64)
-    ).random_raw(count)
-    return words
+    stream = np.random.Philox(key=np.frombuffer(digest, "<u8").astype(np.uint64))
+    skipped = start % _PHILOX_WORDS
+    if start:
+        stream.advance(start // _PHILOX_WORDS)
+    words: Words = stream.random_raw(skipped + count)
+    return words[skipped:]
