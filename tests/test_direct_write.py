@@ -62,13 +62,6 @@ def test_small_and_unaligned_objects_are_written_as_usual(
     assert direct_nbytes == [0]
 
 
-def test_a_cache_keeps_its_files_in_the_page_cache(
-    tmp_path: Path, direct_nbytes: list[int]
-) -> None:
-    FolderStore(tmp_path, durable=False).put("a", aligned(LEAST))
-    assert direct_nbytes == []
-
-
 @pytest.mark.parametrize("verb", ["fcntl", "write"])
 def test_a_file_system_without_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_nbytes: list[int], verb: str
