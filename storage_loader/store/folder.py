@@ -193,14 +193,13 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 def _create(path: Path) -> io.FileIO:
     """A new file, in a folder that is made where it is missing."""
     for _ in range(100):
-        try:
+        # A `delete` beside us may take the empty folder away again.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
             return open(path, "xb", buffering=0)
-        except (FileNotFoundError, FileExistsError) as error:
-            if path.parent.is_file():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
-            missing = error  # a `delete` beside us took the empty folder away again
-    raise missing
+        if path.parent.is_file():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def _sync_folder(folder: Path) -> None:
