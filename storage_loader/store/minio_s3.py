@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cached_property
+from typing import Any
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import ParseError
 
 import certifi
 import urllib3
 from minio import Minio
+from minio.credentials.credentials import Credentials
 from minio.credentials.providers import (
-    AWSConfigProvider,
-    ChainedProvider,
     EnvAWSProvider,
     IamAwsProvider,
     Provider,
@@ -49,6 +49,7 @@ from .s3_place import (
     S3Place,
     raise_mapped,
 )
+from .s3_profile import profile_session
 
 
 class MinioS3(Store):
@@ -91,7 +92,10 @@ class MinioS3(Store):
         place = self._place
         if place.access_key and place.secret_key:
             return StaticProvider(place.access_key, place.secret_key)
-        return ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])
+        if os.environ.get("AWS_ACCESS_KEY_ID"):
+            return EnvAWSProvider()
+        session = profile_session(place)
+        return IamAwsProvider() if session is None else _ProfileProvider(session)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -243,6 +247,17 @@ class MinioS3(Store):
             except S3Error as error:
                 if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                     raise
+
+
+class _ProfileProvider(Provider):
+    """boto3 renews the keys; asked before each request."""
+
+    def __init__(self, session: Any) -> None:
+        self._keys = session.get_credentials()
+
+    def retrieve(self) -> Credentials:
+        frozen = self._keys.get_frozen_credentials()
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 
 def _time(value: datetime | None) -> datetime:

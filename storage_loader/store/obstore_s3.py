@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store as ObstoreClient
 from typing_extensions import Buffer
 
-from ..errors import PermissionDeniedError, StoreError
+from ..errors import StoreError
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
@@ -36,6 +36,7 @@ from .s3_place import (
     S3Place,
     raise_mapped,
 )
+from .s3_profile import profile_session
 
 SINGLE_PUT = 64 * 2**20  # one PUT up to here beats parts by 1.14; above, 4 parts of 16 MiB at once
 PART = 16 * 2**20
@@ -73,7 +74,11 @@ class ObstoreS3(Store):
                 "expires_at": None,
             }
         elif not os.environ.get("AWS_ACCESS_KEY_ID"):
-            options |= _found_credentials(place)
+            session = profile_session(place)
+            if session is not None:
+                from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  optional
+
+                options["credential_provider"] = Boto3CredentialProvider(session)
         return ObstoreClient(
             place.bucket,
             client_options={
@@ -181,26 +186,6 @@ class ObstoreS3(Store):
         with self._mapped_errors("delete", ""):
             if paths:
                 obstore.delete(self._client, paths)
-
-
-def _found_credentials(place: S3Place) -> dict[str, Any]:
-    """Credentials of an AWS profile or SSO, through boto3 where it is installed."""
-    try:
-        import boto3  # noqa: PLC0415  the optional extra `aws`
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
-    except ImportError:
-        session = None
-    else:
-        session = boto3.Session()
-    if session is not None and session.get_credentials() is not None:
-        return {"credential_provider": Boto3CredentialProvider(session)}
-    if place.endpoint is None:
-        return {}  # on AWS itself obstore asks the machine's or the container's role
-    raise PermissionDeniedError(
-        f"{place.url} at {place.server}: no keys; give access_key= and secret_key=, set "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install storage-loader[aws] to use "
-        "an AWS profile"
-    )
 
 
 def _failure(verb: str, key: str, error: Exception) -> Failure:

@@ -1,0 +1,31 @@
+"""Keys of an AWS profile or SSO, through boto3: the optional extra `aws`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import PermissionDeniedError
+from .s3_place import S3Place
+
+
+def profile_session(place: S3Place) -> Any:
+    """The boto3 session with keys for a place that has none of its own.
+
+    None on AWS itself where there is no profile: what is left is the role of the machine.
+    Raises `PermissionDeniedError` elsewhere.
+    """
+    try:
+        import boto3  # noqa: PLC0415  optional
+    except ImportError:
+        session = None
+    else:
+        session = boto3.Session()
+    if session is not None and session.get_credentials() is not None:
+        return session
+    if place.endpoint is None:
+        return None
+    raise PermissionDeniedError(
+        f"{place.url} at {place.server}: no keys; give access_key= and secret_key=, set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install storage-loader[aws] to use "
+        "an AWS profile"
+    )
