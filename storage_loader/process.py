@@ -22,20 +22,23 @@ if hasattr(os, "register_at_fork"):
 
 
 class PerProcess(Generic[T]):
-    """Holds what `make` returns, made at first use and again after a fork. Thread-safe."""
+    """A value made at first use and again after a fork. Thread-safe.
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+    What makes it is not kept: an owner's own method would tie owner and value in a cycle, and
+    files or processes would stay open until a garbage collection.
+    """
+
+    def __init__(self) -> None:
         self._held: tuple[int, T] | None = None
 
-    def get(self) -> T:
-        """The value of this process."""
+    def get(self, make: Callable[[], T]) -> T:
+        """The value of this process, made by `make` where there is none yet."""
         held = self._held
         if held is None or held[0] != os.getpid():
             with _making:
                 held = self._held
                 if held is None or held[0] != os.getpid():
-                    held = self._held = (os.getpid(), self._make())
+                    held = self._held = (os.getpid(), make())
         return held[1]
 
     def peek(self) -> T | None:

@@ -109,7 +109,7 @@ class DataLoader(View):
         self._block = None if block is None else _whole("block", block, 1)
         self._window = None if window is None else _whole("window", window, 1)
         self._num_workers = _whole("num_workers", num_workers, 0)
-        self._pools: PerProcess[list[Workers[Due]]] = PerProcess(list)  # idle ones
+        self._pools: PerProcess[list[Workers[Due]]] = PerProcess()  # idle ones
         weakref.finalize(self, _close_pools, self._pools)
         self._epoch = 0
         self._state: State | None = None  # of the iteration that gave a batch last
@@ -215,7 +215,7 @@ class DataLoader(View):
     @contextmanager
     def _workers(self) -> Iterator[Workers[Due]]:
         """Worker processes of this loader: kept for its next epoch if all went well."""
-        idle = self._pools.get()
+        idle = self._pools.get(list)
         workers = idle.pop() if idle else Workers(Job(self._make, self._reduce), self._num_workers)
         try:
             yield workers
@@ -307,7 +307,7 @@ class DataLoader(View):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._pools = PerProcess(list)
+        self._pools = PerProcess()
         weakref.finalize(self, _close_pools, self._pools)
 
     def __repr__(self) -> str:
@@ -320,10 +320,9 @@ class DataLoader(View):
 
 
 def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
-    for workers in pools.peek() or ():
-        workers.close()
-    if pools.peek():
-        pools.get().clear()
+    idle = pools.peek() or []
+    while idle:
+        idle.pop().close()
 
 
 def _whole(name: str, value: object, least: int) -> int:

@@ -48,7 +48,7 @@ class View:
         self._cache_dir = cache_dir
         self._keep = keep
         self._snapshot: Snapshot | None = None
-        self._process_source = PerProcess(self._make_source)
+        self._process_source: PerProcess[Source] = PerProcess()
 
     def open(self) -> Snapshot:
         """Fix the version now, where it is not yet; later calls change nothing.
@@ -83,7 +83,7 @@ class View:
 
     @property
     def _source(self) -> Source:
-        return self._process_source.get()
+        return self._process_source.get(self._make_source)
 
     def _make_source(self) -> Source:
         store = Catalog(self.config).store
@@ -96,7 +96,7 @@ class View:
         if self._snapshot is None or self._snapshot.version != version:
             self._wanted_version = version
             self._snapshot = None
-            self._process_source = PerProcess(self._make_source)
+            self._process_source = PerProcess()
             self.open()
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class View:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._process_source = PerProcess(self._make_source)
+        self._process_source = PerProcess()
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

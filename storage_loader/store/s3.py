@@ -29,7 +29,11 @@ class S3Store(Store):
     def __init__(self, place: S3Place) -> None:
         self.url = place.url
         self.place = place
-        self._client = PerProcess(self._make)
+        self._process_client: PerProcess[Store] = PerProcess()
+
+    @property
+    def _client(self) -> Store:
+        return self._process_client.get(self._make)
 
     def _make(self) -> Store:
         return ObstoreS3(self.place) if obstore_s3.usable() else MinioS3(self.place)
@@ -39,38 +43,38 @@ class S3Store(Store):
         return f"{self.place.server} {self.url}"
 
     def get(self, key: str) -> memoryview:
-        return self._client.get().get(key)
+        return self._client.get(key)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        return self._client.get().get_ranges(key, ranges)
+        return self._client.get_ranges(key, ranges)
 
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        return self._client.get().get_many(requests)
+        return self._client.get_many(requests)
 
     def get_all(self, keys: Sequence[str]) -> Buffers:
-        return self._client.get().get_all(keys)
+        return self._client.get_all(keys)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
-        return self._client.get().stream(key, start, end)
+        return self._client.stream(key, start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         for seconds in _CONFLICT_WAITS:
             with contextlib.suppress(ConflictError):
-                return self._client.get().put(key, data, create=create)
+                return self._client.put(key, data, create=create)
             time.sleep(seconds)
-        return self._client.get().put(key, data, create=create)
+        return self._client.put(key, data, create=create)
 
     def head(self, key: str) -> ObjectInfo:
-        return self._client.get().head(key)
+        return self._client.head(key)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._client.get().list(prefix)
+        return self._client.list(prefix)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        return self._client.get().list_folders(prefix)
+        return self._client.list_folders(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
-        self._client.get().delete(keys)
+        self._client.delete(keys)
 
     def prepare(self) -> None:
         """Create the bucket; `PermissionDeniedError` where the keys do not allow it."""

@@ -1,0 +1,163 @@
+"""Worker processes: the same rows in the same order, and every way they can fail."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transforms import die_at_70, double, fail_at_70, unpicklable_result
+
+import storage_loader.torch
+from storage_loader import DataConfig, DataLoader, save
+from storage_loader.errors import LoaderError, TransformError
+
+ROWS = 400
+ATTRIBUTES = [("x", "float32", (5,)), ("id", "int64"), ("half", "bfloat16", (2,))]
+
+pytestmark = pytest.mark.timeout(240)  # a worker imports torch: slow where the machine is busy
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    config = DataConfig(
+        "worked",
+        ATTRIBUTES,
+        storage=tmp_path_factory.mktemp("workers"),
+        max_object_size=64 * 2**10,
+    )
+    ids = np.arange(ROWS)
+    save(
+        config,
+        {
+            "x": np.repeat(ids[:, None], 5, 1),
+            "id": ids,
+            "half": np.repeat(ids[:, None] % 256, 2, 1),
+        },
+    )
+    return config
+
+
+@pytest.fixture(autouse=True)
+def no_process_remains() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert multiprocessing.active_children() == []
+
+
+def check(batches: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
+    assert len(batches) == len(alone)
+    for batch, expected in zip(batches, alone, strict=True):
+        assert np.asarray(batch["id"]).tolist() == np.asarray(expected["id"]).tolist()
+        ids = np.asarray(batch["id"])
+        assert (np.asarray(batch["x"]) == 2.0 * ids[:, None]).all()
+        assert batch["text"] == "kept"
+
+
+def test_the_same_rows_in_the_same_order_for_any_number(stored: DataConfig) -> None:
+    settings: dict[str, Any] = {"batch_size": 33, "shuffle": True, "seed": 3, "block": 10}
+    alone = list(DataLoader(stored, transform=double, **settings))
+    again = list(DataLoader(stored, transform=double, epochs=2, **settings))[len(alone) :]
+    for number in (1, 2):
+        loader = DataLoader(stored, transform=double, num_workers=number, **settings)
+        first, second = list(loader), list(loader)  # the processes of the first are used again
+        check(first, alone)
+        check(second, again)
+        pids = {batch["pid"] for batch in first}
+        assert len(pids) == number
+        assert os.getpid() not in pids
+        assert {batch["pid"] for batch in second} == pids
+        del loader
+
+
+def test_batches_are_the_callers_own_and_survive_the_workers(stored: DataConfig) -> None:
+    loader = DataLoader(stored, batch_size=100, transform=double, num_workers=2)
+    batches = list(loader)
+    batches[0]["x"][:] = -1
+    del loader
+    check(batches[1:], list(DataLoader(stored, batch_size=100, transform=double))[1:])
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_tensors_of_every_kind(stored: DataConfig, index: bool) -> None:
+    loader = storage_loader.torch.DataLoader(
+        stored, batch_size=64, num_workers=1, transform=double, index=index, extras=("row", "valid")
+    )
+    rows = []
+    for batch in loader:
+        assert batch["half"].dtype == torch.bfloat16
+        assert (batch["half"][:, 0] == (batch["id"] % 256).to(torch.bfloat16)).all()
+        assert (batch["x"][:, 4] == 2 * batch["id"]).all()
+        assert batch["row"].tolist() == batch["id"].tolist()
+        rows += batch["row"][batch["valid"]].tolist()
+    assert rows == list(range(ROWS))
+
+
+def test_single_rows_ranks_and_state(stored: DataConfig) -> None:
+    singles = DataLoader(stored, batch_size=None, num_workers=2, subset=slice(0, 40))
+    assert [int(row["id"]) for row in singles] == list(range(40))
+    ranked = DataLoader(
+        stored, batch_size=16, num_workers=2, rank=1, world_size=3, shuffle="global", seed=1
+    )
+    alone = DataLoader(stored, batch_size=16, rank=1, world_size=3, shuffle="global", seed=1)
+    batches = iter(ranked)
+    for expected in list(alone)[:3]:
+        assert next(batches)["id"].tolist() == expected["id"].tolist()
+    state = ranked.state_dict()
+    assert state["rows"] == 3 * 3 * 16  # what was received, not what the workers made ahead
+    batches.close()  # type: ignore[attr-defined]
+    resumed = DataLoader(stored, batch_size=16, rank=1, world_size=3, shuffle="global")
+    resumed.load_state_dict(state)
+    rest = list(DataLoader(stored, batch_size=16, rank=1, world_size=3, shuffle="global", seed=1))
+    assert [b["id"].tolist() for b in resumed] == [b["id"].tolist() for b in rest[3:]]
+
+
+def test_an_error_names_the_rows_and_carries_the_traceback(stored: DataConfig) -> None:
+    loader = DataLoader(stored, batch_size=32, transform=fail_at_70, num_workers=2)
+    got = []
+    with pytest.raises(TransformError, match=r"on rows 64, 65, .* 'worked': .*seventy") as raised:
+        got = [batch["id"][0] for batch in loader]
+    assert got == []
+    assert "fail_at_70" in str(raised.value)
+    assert "transforms.py" in str(raised.value)
+
+
+def test_a_killed_worker_is_an_error_at_once(stored: DataConfig) -> None:
+    loader = DataLoader(stored, batch_size=32, transform=die_at_70, num_workers=2)
+    with pytest.raises(LoaderError, match=r"^worker process \d+ ended with exit code -9 before"):
+        list(loader)
+    loader = DataLoader(stored, batch_size=100, transform=double, num_workers=1)
+    check(list(loader), list(DataLoader(stored, batch_size=100, transform=double)))
+
+
+def test_what_cannot_be_sent_is_an_error(stored: DataConfig) -> None:
+    with pytest.raises(LoaderError, match="transform cannot be sent to worker processes"):
+        list(DataLoader(stored, transform=lambda batch: batch, num_workers=1))
+    with pytest.raises(TransformError, match=r"in a worker: .*local object"):
+        list(DataLoader(stored, batch_size=ROWS, transform=unpicklable_result, num_workers=1))
+
+
+def test_an_early_exit_ends_the_workers(stored: DataConfig) -> None:
+    loader = DataLoader(stored, batch_size=8, transform=double, num_workers=2)
+    for batch in loader:
+        assert batch["id"].tolist() == list(range(8))
+        break
+    assert multiprocessing.active_children() == []
+    assert [b["id"][0] for b in loader][:2] == [0, 8]  # the next epoch has others
+    del loader
+
+
+def test_memory_of_batches_has_no_name(stored: DataConfig, tmp_path: Path) -> None:
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.is_dir() else set()
+    held = list(DataLoader(stored, batch_size=50, transform=double, num_workers=2))
+    assert len(held) == 8
+    assert (set(shared.iterdir()) if shared.is_dir() else set()) == before
