@@ -41,7 +41,8 @@ class CacheFile:
         self._path = path
         self._flags_start = nbytes
         size = nbytes + num_blocks + 1
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._descriptor = -1
+        _make_private(path.parent)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(self._descriptor).st_size not in (0, size):
@@ -99,3 +100,10 @@ class CacheFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and its parents for this user alone: `Path.mkdir` lets others into parents."""
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from ..errors import ChecksumError, FormatError, StoreError
 from ..layout import Column
 from ..ranges import Range, coalesce
 from ..schema import Attribute, Schema
-from ..store import Store
+from ..store import Buffer, Store
 from .blocks import Checksums
 from .cache import CacheFile
 from .gather import Array
@@ -106,7 +108,7 @@ class HeldObject:
         ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[missing]]
         if not has_table:
             ranges.append(layout.checksums_range)
-        self._fetch(file, coalesce(ranges, gap=spare_gap(ranges)).requests, stop)
+        self._fetch(file, ranges, stop)
         if stop.is_set():
             return []
         if not has_table:
@@ -118,15 +120,16 @@ class HeldObject:
                 file.mark(first, last)
         return wrong
 
-    def _fetch(self, file: CacheFile, requests: list[Range], stop: threading.Event) -> None:
+    def _fetch(self, file: CacheFile, ranges: list[Range], stop: threading.Event) -> None:
+        wanted = coalesce(ranges).requests
+        requests = coalesce(wanted, gap=spare_gap(wanted)).requests
         short = [r for r in requests if r[1] - r[0] <= _STREAMED]
         for (start, _), data in zip(short, self._store.get_ranges(self._key, short), strict=True):
-            file.write(start, data)
+            _write_wanted(file, start, data, wanted)
         for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
             place = start
             for piece in self._store.stream(self._key, start, end):
-                file.write(place, piece)
-                place += memoryview(piece).nbytes
+                place = _write_wanted(file, place, piece, wanted)
                 if stop.is_set():
                     return
             if place != end:
@@ -134,6 +137,21 @@ class HeldObject:
                     f"{self._place}: {place - start} bytes came for {start} to {end}; "
                     "the object is shorter than its commit says"
                 )
+
+
+def _write_wanted(file: CacheFile, start: int, data: Buffer, wanted: list[Range]) -> int:
+    """Write what is wanted of the bytes from `start` on; returns where they end.
+
+    Never a gap between two ranges: verified blocks may lie there, and these bytes are not.
+    """
+    view = memoryview(data).cast("B")
+    end = start + view.nbytes
+    for place in range(bisect_right(wanted, start, key=itemgetter(1)), len(wanted)):
+        first, last = max(start, wanted[place][0]), min(end, wanted[place][1])
+        if first >= last:
+            break
+        file.write(first, view[first - start : last - start])
+    return end
 
 
 def spare_gap(ranges: Sequence[Range]) -> int:

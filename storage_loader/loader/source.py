@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from .held import Blocks, HeldObject
 from .order import Rows
 from .remote import RemoteReader
 
-_MAX_HELD = 256  # mapped objects: a map holds a file descriptor or two; 1,024 is a common limit
+_FILES_SHARE = 5  # of the files a process may open, 1/5 for a loader: there may be several
 
 
 class Source:
@@ -40,6 +41,7 @@ class Source:
         self._held: OrderedDict[int, HeldObject] = OrderedDict()
         self._verified: dict[int, Blocks] = {}  # of objects that are not complete
         self._complete = np.zeros(len(snapshot.objects), bool)
+        self._max_held = _max_held(files_each=1 if store.is_local else 2)
         self._lock = threading.Lock()
 
     @property
@@ -103,7 +105,7 @@ class Source:
         made = HeldObject(stored, self._schema, self._store, key, verified, file)
         with self._lock:
             held = self._held.setdefault(index, made)
-            while len(self._held) > _MAX_HELD:
+            while len(self._held) > self._max_held:
                 self._held.popitem(last=False)
         return held
 
@@ -118,3 +120,11 @@ class Source:
             if all(verified[first : first + c.num_blocks].all() for first, c in firsts):
                 self._complete[index] = True
                 del self._verified[index]
+
+
+def _max_held(*, files_each: int) -> int:
+    """How many objects to keep mapped: a map keeps a file descriptor, a cache file one more."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        allowed = 2**16
+    return max(16, min(allowed, 2**16) // _FILES_SHARE // files_each)

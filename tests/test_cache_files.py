@@ -1,0 +1,665 @@
+"""Cache files: each block fetched once, damage seen, nothing wrong ever given out or kept."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import itertools
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty import Call, FailAt, Injected, WatchedStore, watch
+from rows import ROW, config, in_batches, make, numbers_in
+
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
+from storage_loader.catalog import Catalog
+from storage_loader.errors import (
+    ChecksumError,
+    LoaderError,
+    ObjectNotFoundError,
+    StorageLoaderError,
+    StoreError,
+)
+from storage_loader.loader.cache import Cache
+from storage_loader.store import Store, open_store
+
+LARGE = (Attribute("pixels", "uint8", (9000,)), Attribute(ROW, "int64"))  # 7 rows a block
+BLOCK_ROWS = 7
+ROWS = 400
+
+
+def fill(
+    storage: dict[str, Any], rows: int = ROWS, *, max_object_size: int = 8 * 2**20, **how: Any
+) -> DataConfig:
+    the_config = config(storage, attributes=LARGE, max_object_size=max_object_size, **how)
+    with DataSaver(the_config) as saver:
+        for numbers in in_batches(0, rows, 200):
+            saver(make(numbers, LARGE))
+    return the_config
+
+
+@pytest.fixture
+def one_object(tmp_path: Path) -> DataConfig:
+    """400 rows, 58 blocks of pixels and one of numbers, in one object."""
+    return fill({"storage": str(tmp_path / "store")})
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def cached_files(cache_dir: Path) -> list[Path]:
+    return sorted(cache_dir.rglob("*.cached"))
+
+
+def read(the_config: DataConfig, cache_dir: Path, rows: Sequence[int] | range, **how: Any) -> None:
+    """Read these rows in order through the cache, and check each bit."""
+    how = {"batch_size": 10, **how}
+    loader = DataLoader(the_config, subset=list(rows), cache_dir=cache_dir, **how)
+    found = numbers_in(loader, LARGE)
+    assert (sorted(found) if how.get("shuffle") else found) == list(rows)
+
+
+def ranges(opened: Sequence[WatchedStore]) -> list[tuple[str, int, int]]:
+    """All byte ranges of objects that were asked for."""
+    calls = [call for store in opened for call in store.calls if "/objects/" in call.key]
+    assert not [call for call in calls if call.verb == "get"]
+    return [(call.key, start, end) for call in calls for start, end in call.ranges]
+
+
+def assert_disjoint(fetched: Sequence[tuple[str, int, int]]) -> None:
+    ordered = sorted(fetched)
+    for (key, _, end), (next_key, start, _) in itertools.pairwise(ordered):
+        assert key != next_key or end <= start, "fetched twice"
+
+
+# What is fetched
+
+
+def test_part_then_more_then_all(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = watch(monkeypatch, local=False)
+    [stored] = DataLoader(one_object).open().objects
+    read(one_object, cache_dir, range(100, 120))
+    first = ranges(opened)
+    assert sum(end - start for _, start, end in first) < 6 * 2**16
+    read(one_object, cache_dir, range(100, 120))
+    assert ranges(opened) == first
+    read(one_object, cache_dir, range(50, 200))
+    read(one_object, cache_dir, range(400))
+    fetched = ranges(opened)
+    assert_disjoint(fetched)
+    total = sum(end - start for _, start, end in fetched)
+    assert stored.layout.columns["pixels"].nbytes <= total <= stored.nbytes
+    read(one_object, cache_dir, range(400), shuffle="global")
+    assert ranges(opened) == fetched
+    [file] = cached_files(cache_dir)
+    assert file.stat().st_blocks * 512 < stored.nbytes + 2**17
+
+
+def test_a_part_takes_no_more_disk_than_it_needs(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    read(one_object, cache_dir, [200])
+    [file] = cached_files(cache_dir)
+    assert file.stat().st_blocks * 512 < 2**18 < file.stat().st_size
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+def test_every_block_is_fetched_once_in_two_epochs(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, shuffle: Any
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, 1000, max_object_size=2**20)
+    opened = watch(monkeypatch, local=False)
+    loader = DataLoader(
+        the_config, batch_size=16, shuffle=shuffle, cache_dir=cache_dir, epochs=2,
+        block=14, window=140, prefetch=10**6,
+    )  # fmt: skip
+    assert sorted(numbers_in(loader, LARGE)) == sorted([*range(1000), *range(1000)])
+    whole = loader.open().nbytes
+    assert sum(end - start for _, start, end in ranges(opened)) < 1.3 * whole
+
+
+def test_only_the_attributes_read_are_fetched(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = watch(monkeypatch, local=False)
+    for _ in DataLoader(one_object, attributes=[ROW], batch_size=50, cache_dir=cache_dir):
+        pass
+    assert sum(end - start for _, start, end in ranges(opened)) < 2**17
+    read(one_object, cache_dir, range(400))
+    assert_disjoint(ranges(opened))
+
+
+# Damage in a cache file
+
+
+def flip(file: Path, place: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        [byte] = opened.read(1)
+        opened.seek(place)
+        opened.write(bytes([byte ^ 1]))
+
+
+def zeros(file: Path, start: int, end: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(start)
+        opened.write(bytes(end - start))
+
+
+def table_of(the_config: DataConfig) -> tuple[int, int]:
+    return DataLoader(the_config).open().objects[0].layout.checksums_range
+
+
+def pixels_of(the_config: DataConfig) -> tuple[int, int]:
+    column = DataLoader(the_config).open().objects[0].layout.columns["pixels"]
+    return column.offset, column.end
+
+
+DAMAGES: dict[str, Callable[[Path, DataConfig], None]] = {
+    "a byte of a row": lambda f, c: flip(f, pixels_of(c)[0] + 123_456),
+    "a byte of the small column": lambda f, c: flip(
+        f, DataLoader(c).open().objects[0].layout.columns[ROW].offset + 8
+    ),
+    "a byte of the checksums": lambda f, c: flip(f, table_of(c)[0] + 9),
+    "no checksums": lambda f, c: zeros(f, *table_of(c)),
+    "no rows": lambda f, c: zeros(f, *pixels_of(c)),
+    "nothing but flags": lambda f, c: zeros(f, 0, DataLoader(c).open().objects[0].nbytes),
+    "no flags": lambda f, c: zeros(f, DataLoader(c).open().objects[0].nbytes, f.stat().st_size),
+    "cut short": lambda f, c: os.truncate(f, f.stat().st_size // 2),
+    "one byte short": lambda f, c: os.truncate(f, f.stat().st_size - 1),
+    "empty": lambda f, c: os.truncate(f, 0),
+    "garbage": lambda f, c: f.write_bytes(os.urandom(1000)) and None,
+    "longer garbage": lambda f, c: f.write_bytes(b"\1" * (f.stat().st_size + 5)) and None,
+    "garbage of its size": lambda f, c: f.write_bytes(b"\1" * f.stat().st_size) and None,
+    "gone": lambda f, c: f.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_file_is_fetched_again(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    watch(monkeypatch, local=False)
+    read(one_object, cache_dir, range(400))
+    [file] = cached_files(cache_dir)
+    right = file.read_bytes()
+    DAMAGES[damage](file, one_object)
+    read(one_object, cache_dir, range(50, 350))
+    read(one_object, cache_dir, range(400), shuffle=False)
+    [file] = cached_files(cache_dir)
+    start, end = pixels_of(one_object)
+    assert file.read_bytes()[start:end] == right[start:end]
+    read(one_object, cache_dir, range(400))
+
+
+def test_one_damaged_block_costs_one_block(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = watch(monkeypatch, local=False)
+    read(one_object, cache_dir, range(400))
+    opened.clear()
+    [file] = cached_files(cache_dir)
+    flip(file, pixels_of(one_object)[0] + 7 * 9000 * 3 + 5)
+    read(one_object, cache_dir, range(400))
+    assert [end - start for _, start, end in ranges(opened)] == [BLOCK_ROWS * 9000]
+
+
+# A store that gives wrong answers
+
+
+class Altered(Store):
+    """A store around a store that answers with other bytes, as `alter` makes them."""
+
+    def __init__(self, inner: Store, alter: Callable[[str, int, bytearray], Any]) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self._alter = alter
+
+    def _altered(self, key: str, start: int, data: memoryview) -> memoryview:
+        changed = bytearray(data)
+        if "/objects/" in key:
+            self._alter(key, start, changed)
+        return memoryview(bytes(changed))
+
+    def get(self, key: str) -> memoryview:
+        return self._altered(key, 0, self.inner.get(key))
+
+    def get_ranges(self, key: str, ranges: Any) -> list[memoryview]:
+        found = self.inner.get_ranges(key, ranges)
+        return [self._altered(key, r[0], data) for r, data in zip(ranges, found, strict=True)]
+
+    def stream(self, key: str, start: int, end: int) -> Iterator[Any]:
+        whole = self._altered(key, start, self.inner.get_ranges(key, [(start, end)])[0])
+        for place in range(0, len(whole), 100_000):
+            yield whole[place : place + 100_000]
+
+    def put(self, key: str, data: Any, *, create: bool = False) -> None:
+        raise AssertionError
+
+    def head(self, key: str) -> Any:
+        return self.inner.head(key)
+
+    def list(self, prefix: str = "") -> Iterator[Any]:
+        return self.inner.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Any:
+        return self.inner.list_folders(prefix)
+
+    def delete(self, keys: Any) -> None:
+        raise AssertionError
+
+
+def alter(monkeypatch: pytest.MonkeyPatch, how: Callable[[str, int, bytearray], Any]) -> None:
+    monkeypatch.setattr(
+        "storage_loader.catalog.catalog.open_store", lambda c: Altered(open_store(c), how)
+    )
+
+
+@pytest.mark.parametrize("count", [60, 400])  # read by ranges; streamed
+@pytest.mark.parametrize("index", [False, True])
+def test_a_wrong_block_is_an_error_and_never_good(
+    one_object: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    index: bool,
+) -> None:
+    place = pixels_of(one_object)[0] + 30 * 9000 + 17  # row 30 is in the block of rows 28 to 35
+
+    def wrong(key: str, start: int, data: bytearray) -> None:
+        if start <= place < start + len(data):
+            data[place - start] ^= 4
+
+    alter(monkeypatch, wrong)
+    for _ in range(2):
+        with pytest.raises(ChecksumError) as caught:
+            read(one_object, cache_dir, range(count), index=index)
+        assert "attribute 'pixels', rows 28 to 35 of this object differ" in str(caught.value)
+        assert "/objects/" in str(caught.value)
+    alter(monkeypatch, lambda key, start, data: None)
+    read(one_object, cache_dir, range(count), index=index)
+
+
+def test_a_wrong_table_is_an_error_and_never_good(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = table_of(one_object)[0]
+
+    def wrong(key: str, start: int, data: bytearray) -> None:
+        if start <= place < start + len(data):
+            data[place - start] ^= 4
+
+    for index in (False, True):
+        alter(monkeypatch, wrong)
+        for _ in range(2):
+            with pytest.raises(ChecksumError, match="the checksum table differs"):
+                read(one_object, cache_dir, range(400), index=index)
+        alter(monkeypatch, lambda key, start, data: None)
+        read(one_object, cache_dir, range(400), index=index)
+
+
+def test_bytes_between_two_wanted_ranges_do_not_replace_verified_ones(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may span blocks that are here and verified: what it brings may be wrong."""
+    middle = pixels_of(one_object)[0] + 118 * 9000  # row 118, in the block of rows 112 to 119
+    broken = threading.Event()
+    spanned = []
+
+    def wrong(key: str, start: int, data: bytearray) -> None:
+        if broken.is_set() and start <= middle < start + len(data):
+            spanned.append(start)
+            data[middle - start] ^= 4
+
+    alter(monkeypatch, wrong)
+    # Its block comes first, then most others, and that row itself last.
+    wanted = [*range(112, 118), *range(112), *range(119, 231), 118]
+    seen = []
+    for batch in DataLoader(one_object, subset=wanted, batch_size=6, cache_dir=cache_dir):
+        broken.set()
+        seen += numbers_in([batch], LARGE)
+    assert seen == wanted
+    assert spanned, "no request spans it: this tests nothing"
+
+
+@pytest.mark.parametrize("count", [60, 400])
+def test_a_short_answer_is_an_error(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def short(key: str, start: int, data: bytearray) -> None:
+        del data[len(data) // 2 :]
+
+    alter(monkeypatch, short)
+    for _ in range(2):
+        with pytest.raises((StoreError, ChecksumError)):
+            read(one_object, cache_dir, range(count))
+    alter(monkeypatch, lambda key, start, data: None)
+    read(one_object, cache_dir, range(count))
+
+
+@pytest.mark.parametrize("count", [60, 400])
+def test_a_long_answer_is_harmless(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    alter(monkeypatch, lambda key, start, data: data.extend(b"\1" * 10**7))
+    with contextlib.suppress(StoreError):
+        read(one_object, cache_dir, range(count))
+    alter(monkeypatch, lambda key, start, data: None)
+    read(one_object, cache_dir, range(400))
+
+
+# A disk that is full
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_what_to_do(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    watch(monkeypatch, local=False)
+    read(one_object, cache_dir, range(50))
+    real, left = os.pwrite, [3]
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, data[: len(data) // 2 + 1], offset)  # and short writes before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(LoaderError) as caught:
+            read(one_object, cache_dir, range(400))
+    text = str(caught.value)
+    assert "is full; free it, give another cache_dir, or use index=True" in text
+    assert str(cache_dir) in text
+    assert isinstance(caught.value.__cause__, OSError)
+    read(one_object, cache_dir, range(400))
+
+
+def test_writes_may_be_short(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda f, data, at: real(f, data[:10_007], at))
+    read(one_object, cache_dir, range(400))
+
+
+# Several at once
+
+
+LOAD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import storage_loader.catalog.catalog as catalog
+from faulty import WatchedStore
+from rows import numbers_in
+from test_cache_files import LARGE
+from storage_loader import DataConfig, DataLoader
+from storage_loader.store import open_store
+catalog.open_store = lambda config: WatchedStore(open_store(config), local=False)
+config, cache_dir, seed = DataConfig.from_json(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+sys.stdin.readline()
+loader = DataLoader(
+    config, shuffle="global", seed=seed, batch_size=16, cache_dir=cache_dir, epochs=2,
+    prefetch=10**6,
+)
+print(json.dumps(numbers_in(loader, LARGE)))
+"""
+
+
+def test_processes_share_a_cache(tmp_path: Path, cache_dir: Path) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, 1000, max_object_size=2**20)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOAD, str(Path(__file__).parent), the_config.to_json(),
+             str(cache_dir), str(seed)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for seed in range(2)
+    ]  # fmt: skip
+    found = [process.communicate("\n", timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    for output in found:
+        numbers = json.loads(output)
+        assert sorted(numbers) == sorted([*range(1000), *range(1000)])
+    assert len(cached_files(cache_dir)) == len(DataLoader(the_config).open().objects)
+
+
+def test_loaders_of_one_process_share_a_cache(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    loaders = [
+        iter(DataLoader(one_object, shuffle="global", seed=s, batch_size=9, cache_dir=cache_dir))
+        for s in range(3)
+    ]
+    seen: list[list[int]] = [[], [], []]
+    for parts in zip(*loaders, strict=True):
+        for part, numbers in zip(parts, seen, strict=True):
+            numbers.extend(numbers_in([part], LARGE))
+    assert [sorted(numbers) for numbers in seen] == [list(range(400))] * 3
+
+
+def test_places_never_share_files(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal keys in two places are two objects."""
+    stores = [open_store(config({"storage": str(tmp_path / name)})) for name in "ab"]
+    caches = [Cache(cache_dir, store) for store in stores]
+    for number, cache in enumerate(caches):
+        file = cache.open("rows/x/objects/w/1.h5", 1000, 3)
+        file.write(0, bytes([number]) * 1000)
+    assert len(cached_files(cache_dir)) == 2
+    for number, cache in enumerate(caches):
+        assert bytes(cache.open("rows/x/objects/w/1.h5", 1000, 3).data) == bytes([number]) * 1000
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"endpoint": "http://127.0.0.1:2"},
+        {"endpoint": "https://127.0.0.1:1"},
+        {"storage": "s3://bucket2/prefix"},
+        {"storage": "s3://bucket/prefix2"},
+    ],
+    ids=str,
+)
+def test_servers_and_buckets_never_share_files(cache_dir: Path, other: dict[str, str]) -> None:
+    keys = {"access_key": "a", "secret_key": "b"}
+    one = {"storage": "s3://bucket/prefix", "endpoint": "http://127.0.0.1:1", **keys}
+    for how in (one, {**one, **other}):
+        Cache(cache_dir, open_store(config(how))).open("rows/x/objects/w/1.h5", 10, 1)
+    assert len(cached_files(cache_dir)) == 2
+    Cache(cache_dir, open_store(config({**one, "access_key": "c"}))).open(
+        "rows/x/objects/w/1.h5", 10, 1
+    )
+    assert len(cached_files(cache_dir)) == 2  # another user's keys: the same objects
+
+
+def test_files_are_private(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    umask = os.umask(0)
+    try:
+        read(one_object, cache_dir, range(20))
+    finally:
+        os.umask(umask)
+    [file] = cached_files(cache_dir)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    folder = file.parent
+    while folder != cache_dir.parent:
+        assert not stat.S_IMODE(folder.stat().st_mode) & 0o077, folder
+        folder = folder.parent
+
+
+# Many objects
+
+
+MANY = 600
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """600 objects of 7 rows."""
+    storage = {"storage": str(tmp_path_factory.mktemp("many"))}
+    the_config = fill(storage, 7 * MANY, max_object_size=2**16)
+    assert len(DataLoader(the_config).open().objects) >= MANY
+    return the_config
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """As many open files as a process usually may have, less those that are open."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("shuffle", [False, "global"])
+def test_more_objects_than_may_be_open(
+    many: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    few_files: None,
+    local: bool,
+    shuffle: Any,
+) -> None:
+    """Two loaders at once, as for training and validation."""
+    watch(monkeypatch, local=local)
+    loaders = [
+        DataLoader(many, batch_size=64, shuffle=shuffle, seed=s, cache_dir=cache_dir)
+        for s in (0, 1)
+    ]
+    seen: list[list[int]] = [[], []]
+    for parts in zip(*loaders, strict=True):
+        for part, numbers in zip(parts, seen, strict=True):
+            numbers.extend(part[ROW].tolist())
+    assert [sorted(numbers) for numbers in seen] == [list(range(7 * MANY))] * 2
+    assert len(cached_files(cache_dir)) == (0 if local else len(loaders[0].open().objects))
+
+
+def test_a_dropped_loader_closes_its_files_at_once(
+    many: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the garbage of cycles is collected: a loader may be made for each epoch."""
+    watch(monkeypatch, local=False)
+    gc.collect()
+    before = len(os.listdir("/dev/fd"))
+    gc.disable()
+    try:
+        for _ in DataLoader(many, batch_size=500, cache_dir=cache_dir):
+            pass
+        assert len(os.listdir("/dev/fd")) < before + 20
+    finally:
+        gc.enable()
+
+
+# Ends
+
+
+def fetching_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("storage_loader-")]
+
+
+def test_an_early_exit_ends_the_fetching(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, 2000, max_object_size=2**20)
+
+    def slow(call: Call) -> None:
+        if "/objects/" in call.key:
+            time.sleep(0.02)
+
+    opened = watch(monkeypatch, local=False, before=slow)
+    batches = iter(
+        DataLoader(the_config, batch_size=8, shuffle="global", cache_dir=cache_dir, prefetch=2**30)
+    )
+    assert len(next(batches)[ROW]) == 8
+    batches.close()  # type: ignore[attr-defined]  # a generator
+    assert not fetching_threads()
+    before = len(ranges(opened))
+    time.sleep(0.1)
+    assert len(ranges(opened)) == before
+    read(the_config, cache_dir, range(2000), batch_size=100)
+
+
+def test_an_iterator_that_is_dropped_ends_its_threads(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    for _ in DataLoader(one_object, batch_size=8, cache_dir=cache_dir):
+        break
+    assert not fetching_threads()
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_an_error_of_a_fetch_reaches_the_consumer(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, index: bool
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, 1000, max_object_size=2**20)
+    watch(monkeypatch, local=False, before=FailAt("get_ranges object", 3))
+    how: dict[str, Any] = {"cache_dir": cache_dir, "index": index, "prefetch": 10**6}
+    with pytest.raises(Injected, match="the disk is on fire"):
+        read(the_config, cache_dir, range(1000), index=index, prefetch=10**6)
+    assert not fetching_threads()
+    watch(monkeypatch, local=False)
+    assert numbers_in(DataLoader(the_config, batch_size=9, **how), LARGE) == list(range(1000))
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+def test_an_object_that_is_deleted_meanwhile(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, index: bool, local: bool
+) -> None:
+    """An error that names it, at its place in the order; never other rows, never a hang."""
+    the_config = fill({"storage": str(tmp_path / "store")}, 1000, max_object_size=2**20)
+    watch(monkeypatch, local=local)
+    loader = DataLoader(the_config, batch_size=9, cache_dir=cache_dir, index=index, prefetch=10**5)
+    key = loader.open().key(len(loader.open().objects) - 1)
+    seen = []
+    with pytest.raises(ObjectNotFoundError) as caught:
+        for batch in loader:
+            seen += numbers_in([batch], LARGE)
+            if len(seen) == 9:
+                Catalog(the_config).store.delete([key])
+    assert key.rsplit("/", 1)[-1] in str(caught.value)
+    assert isinstance(caught.value, StorageLoaderError)
+    assert seen == list(range(len(seen)))
+    assert 0 < len(seen) <= int(loader.open().starts[-2])
+    assert not fetching_threads()
+
+
+def test_an_object_of_another_size_is_an_error(one_object: DataConfig) -> None:
+    snapshot = DataLoader(one_object).open()
+    file = Path(one_object.storage.removeprefix("file://")) / snapshot.key(0)
+    os.truncate(file, snapshot.nbytes - 1)
+    with pytest.raises(StorageLoaderError, match="bytes, its commit says"):
+        list(DataLoader(one_object, batch_size=10))
+
+
+def test_the_cache_goes_where_the_user_has_it(
+    one_object: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    assert len(numbers_in(DataLoader(one_object, batch_size=50), LARGE)) == 400
+    assert len(cached_files(Path(os.environ["XDG_CACHE_HOME"]))) == 1
