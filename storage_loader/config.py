@@ -213,33 +213,15 @@ class DataConfig:
         if compressor is not None:
             raise ConfigError("compressor: compressed attributes are not there yet; leave it out")
         _check_object_size(max_object_size)
-        texts = {
-            "endpoint": endpoint,
-            "access_key": access_key,
-            "secret_key": secret_key,
-            "region": region,
-        }
-        for name, text in texts.items():
-            if text is not None and (not isinstance(text, str) or not text):
-                kind = "an empty one" if text == "" else type(text).__name__
-                raise ConfigError(f"{name}: a string, not {kind}; or leave it out")
-        if secure not in (None, True, False):
-            raise ConfigError(f"secure {secure!r}: True, False or None")
-        if (access_key is None) != (secret_key is None):
-            given, other = (
-                ("access_key", "secret_key") if access_key else ("secret_key", "access_key")
-            )
-            raise ConfigError(f"{given} is given without {other}; give both or neither")
         url = _storage(storage, endpoint)
-        if not url.startswith("s3://"):
-            for name, value in [
-                ("endpoint", endpoint), ("access_key", access_key),
-                ("secure", secure), ("region", region),
-            ]:  # fmt: skip
-                if value is not None:
-                    raise ConfigError(f"{name} is for s3:// storage, not for {url!r}")
-        if endpoint is not None:
-            parse_endpoint(endpoint, secure)
+        _check_s3_settings(
+            url,
+            secure,
+            endpoint=endpoint,
+            access_key=access_key,
+            secret_key=secret_key,
+            region=region,
+        )
         values: dict[str, Any] = {
             "dataset_name": dataset_name,
             "attributes": None if attributes is None else Schema.of(attributes).attributes,
@@ -333,6 +315,27 @@ class DataConfig:
 
 
 _SECRET = ("access_key", "secret_key")
+
+
+def _check_s3_settings(url: str, secure: object, **texts: str | None) -> None:
+    """Raise `ConfigError` where the settings of an S3 server are wrong or do not fit `url`."""
+    for name, text in texts.items():
+        if text is not None and (not isinstance(text, str) or not text):
+            kind = "an empty one" if text == "" else type(text).__name__
+            raise ConfigError(f"{name}: a string, not {kind}; or leave it out")
+    if secure not in (None, True, False):
+        raise ConfigError(f"secure {secure!r}: True, False or None")
+    given = [name for name in _SECRET if texts[name] is not None]
+    if len(given) == 1:
+        (missing,) = set(_SECRET) - set(given)
+        raise ConfigError(f"{given[0]} is given without {missing}; give both or neither")
+    if not url.startswith("s3://"):
+        for name, value in {**texts, "secure": secure}.items():
+            if value is not None:
+                raise ConfigError(f"{name} is for s3:// storage, not for {url!r}")
+    endpoint = texts["endpoint"]
+    if endpoint is not None:
+        parse_endpoint(endpoint, None if secure is None else bool(secure))
 
 
 def _check_object_size(value: object) -> None:
