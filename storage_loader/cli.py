@@ -143,7 +143,7 @@ def main() -> None:
 
 def _one(storage: str, name: str, where: Sequence[str], settings: dict[str, Any]) -> DatasetInfo:
     """The dataset meant; an error names the choices where it is not exactly one."""
-    named = [i for i in list_datasets(storage, **settings) if i.config.dataset_name == name]
+    named = list_datasets(storage, name=name, **settings)
     found = [i for i in named if _agrees(i, where)]
     if len(found) == 1:
         return found[0]

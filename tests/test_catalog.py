@@ -960,6 +960,21 @@ def test_where_keeps_those_that_agree(memory: dict[str, str]) -> None:
     assert len(found({})) == len(found(None)) == 4
 
 
+def test_datasets_of_one_name_are_listed_whatever_the_others_are(folder: dict[str, str]) -> None:
+    save(config(folder, "good", additional={"split": "train"}), make([1]))
+    save(config(folder, "bad"), make([1]))
+    [path] = Path(folder["storage"]).rglob("bad/*/dataset.json")
+    path.write_text("{}")
+    with pytest.raises(FormatError, match=f"^file://{path}: format None"):
+        list_datasets(**folder)
+    assert [i.num_rows for i in list_datasets(**folder, name="good")] == [1]
+    assert list_datasets(**folder, name="goo") == []
+    assert list_datasets(**folder, name="good", where={"split": "test"}) == []
+    for wrong in ("", "../good", "good/x"):
+        with pytest.raises(ConfigError, match=f"^dataset_name '{wrong}': 1 to 128 letters"):
+            list_datasets(**folder, name=wrong)
+
+
 def test_listing_reads_no_object(memory: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     versions_of(config(memory), 3)
     stores = watch(monkeypatch)

@@ -31,6 +31,7 @@ class DatasetInfo:
 def list_datasets(
     storage: str | os.PathLike[str] | None = None,
     *,
+    name: str | None = None,
     where: Mapping[str, JSONScalar] | None = None,
     endpoint: str | None = None,
     access_key: str | None = None,
@@ -40,8 +41,9 @@ def list_datasets(
 ) -> list[DatasetInfo]:
     """The datasets of a storage, sorted by name; `where` keeps those whose `additional` agrees.
 
-    Takes the storage settings of `DataConfig`. A bucket that does not exist holds none only
-    where it is the default one; else `BucketNotFoundError`.
+    With `name` only those of this name are looked at. Takes the storage settings of
+    `DataConfig`. A bucket that does not exist holds none only where it is the default one;
+    else `BucketNotFoundError`.
     """
     settings: dict[str, Any] = {
         "storage": storage,
@@ -51,9 +53,9 @@ def list_datasets(
         "secure": secure,
         "region": region,
     }
-    store = open_store(DataConfig("any", **settings))
+    store = open_store(DataConfig("any" if name is None else name, **settings))
     try:
-        found = stored_datasets(store)
+        found = stored_datasets(store, name=name)
     except BucketNotFoundError:
         if storage is not None:
             raise

@@ -1,0 +1,300 @@
+"""The command `storage-loader`: what it prints, what it reads, how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from faulty import watch
+from rows import config, make, stored
+
+import storage_loader
+from storage_loader import Attribute, DataConfig, list_datasets, save
+from storage_loader.cli import cli, main
+from storage_loader.errors import DatasetNotFoundError
+
+
+def run(*words: str, input: str | None = None) -> Result:
+    """The command in this process; an error of ours is raised."""
+    result = CliRunner().invoke(cli, words, input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
+    """What the command says to stderr, with nothing on stdout, when it fails."""
+    monkeypatch.setattr(sys, "argv", ["storage-loader", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+@pytest.fixture
+def filled(folder: dict[str, str]) -> str:
+    """A folder with two splits of 'rows' and a dataset 'other'."""
+    for split, rows in (("train", 1200), ("test", 3)):
+        save(config(folder, additional={"split": split, "version": 1}), make(range(rows)))
+    save(config(folder, "other"), make(range(2)))
+    return folder["storage"]
+
+
+def test_ls(filled: str) -> None:
+    result = run("ls", filled)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[:4] for line in lines] == [
+        ["NAME", "ADDITIONAL", "ROWS", "OBJECTS"],
+        ["other", "-", "2", "1"],
+        ["rows", "split=test", "version=1", "3"],
+        ["rows", "split=train", "version=1", "1,200"],
+    ]
+    infos = list_datasets(filled)
+    assert lines[3][-2:] == [f"{infos[2].nbytes / 1024:.1f}", "KiB"]
+    widths = {len(line) for line in result.stdout.splitlines()}
+    assert len(widths) == 1  # the last column is aligned to the right
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (["split=train"], ["split=train"]),
+        (["version=1"], ["split=test", "split=train"]),
+        (["version=1", "split=test"], ["split=test"]),
+        (["version=2"], []),
+        (["nothing=1"], []),
+    ],
+)
+def test_ls_where(filled: str, where: list[str], found: list[str]) -> None:
+    options = [word for condition in where for word in ("--where", condition)]
+    result = run("ls", filled, *options)
+    assert [line.split()[1] for line in result.stdout.splitlines()[1:]] == found
+    assert result.stderr == ("" if found else "no dataset\n")
+    assert result.exit_code == 0
+
+
+def test_where_compares_what_was_typed(folder: dict[str, str]) -> None:
+    values: dict[str, Any] = {"flag": True, "none": None, "share": 0.5, "n": 7, "text": "a=b c"}
+    save(config(folder, additional=values), make([1]))
+    for condition in ("flag=true", "none=null", "share=0.5", "n=7", "text=a=b c", 'text="a=b c"'):
+        assert "rows" in run("ls", folder["storage"], "-w", condition).stdout, condition
+    for condition in ("flag=True", "flag=1", "none=", "n=7.0", "text=a"):
+        assert run("ls", folder["storage"], "-w", condition).stdout == "", condition
+
+
+def test_ls_without_storage_lists_the_default_one(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ls").stderr == "no dataset\n"
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", filled)
+    assert run("ls").stdout == run("ls", filled).stdout != ""
+    assert run("ls", f"file://{filled}").stdout == run("ls", filled).stdout
+
+
+def test_info(filled: str) -> None:
+    [info] = list_datasets(filled, where={"split": "train"})
+    assert run("info", filled, "rows", "--where", "split=train").stdout == (
+        f"rows in file://{filled}\n"
+        "  split = train\n"
+        "  version = 1\n"
+        f"1,200 rows in 1 objects, {info.nbytes / 1024:.1f} KiB, version {info.version} of "
+        "1 commits\n"
+        "ATTRIBUTE  DTYPE    ROW SHAPE  ROW SIZE\n"
+        "image      uint8    (3, 5)         15 B\n"
+        "row        int64    ()              8 B\n"
+        "weight     float32  (2,)            8 B\n"
+    )
+
+
+def test_head(folder: dict[str, str]) -> None:
+    attributes = [
+        Attribute("id", "int64"),
+        Attribute("pair", "float32", (2,)),
+        Attribute("image", "uint8", (30, 30)),
+        Attribute("thin", "bfloat16"),
+        Attribute("none", "int8", (0,)),
+    ]
+    batch = {
+        "id": np.arange(7) * 11,
+        "pair": np.linspace(0, 1, 14).reshape(7, 2),
+        "image": np.zeros((7, 30, 30), np.uint8),
+        "thin": np.ones(7, np.float32) / 4,
+        "none": np.zeros((7, 0), np.int8),
+    }
+    save(DataConfig("head", attributes, **folder), batch)
+    lines = run("head", folder["storage"], "head").stdout.splitlines()
+    assert lines[0].split() == ["ROW", "id", "pair", "image", "thin", "none"]
+    assert len(lines) == 1 + 5
+    assert lines[2].split()[:2] == ["1", "11"]
+    assert "[0.1538 0.2308]" in lines[2]
+    assert "..." in lines[2]
+    assert "0.25" in lines[2]
+    assert "[]" in lines[2]
+    assert all(len(line) < 200 for line in lines)
+    for rows, shown in (("1", 1), ("7", 7), ("8", 7), ("1000", 7)):
+        result = run("head", folder["storage"], "head", "-n", rows)
+        assert len(result.stdout.splitlines()) == 1 + shown
+    result = run("head", folder["storage"], "head", "-n", "0")
+    assert result.exit_code == 2
+    assert "0 is not in the range 1<=x<=1000" in result.stderr
+
+
+def test_head_of_no_rows(folder: dict[str, str]) -> None:
+    storage_loader.catalog.Catalog(config(folder)).create(config(folder).schema)
+    assert run("head", folder["storage"], "rows").stdout == "ROW  image  row  weight\n"
+    assert "0 rows in 0 objects, 0 B" in run("info", folder["storage"], "rows").stdout
+
+
+@pytest.mark.parametrize("flag", ["--yes", "-y", None])
+def test_rm(filled: str, flag: str | None) -> None:
+    words = ["rm", filled, "rows", "--where", "split=train"]
+    result = run(*words, flag) if flag else run(*words, input="y\n")
+    [info] = list_datasets(filled, where={"split": "test"})
+    assert f"removed 1,200 rows of rows from file://{filled}\n" in result.stdout
+    if not flag:
+        assert "remove rows {'split': 'train', 'version': 1}, 1,200 rows (" in result.stdout
+    assert [i.config.dataset_name for i in list_datasets(filled)] == ["other", "rows"]
+    assert stored(info.config) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_rm_asks(filled: str, answer: str) -> None:
+    result = run("rm", filled, "other", input=answer)
+    assert result.exit_code == 1
+    assert "Aborted!" in result.stderr
+    assert len(list_datasets(filled)) == 3
+
+
+def test_which_one_is_said(
+    filled: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = "\n  --where split=test --where version=1\n  --where split=train --where version=1\n"
+    for command in (["info"], ["head"], ["rm", "--yes"]):
+        said = failing(monkeypatch, capsys, *command, filled, "rows")
+        assert said == f"error: 'rows' exists 2 times, say which one:{choices}"
+        said = failing(monkeypatch, capsys, *command, filled, "rows", "-w", "split=val")
+        assert said == f"error: 'rows' exists 2 times, none of them matches:{choices}"
+    assert len(list_datasets(filled)) == 3
+
+
+def test_errors_are_one_line(
+    filled: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: str) -> str:
+        return failing(monkeypatch, capsys, *words)
+
+    for command in (["info"], ["head"], ["rm", "--yes"]):
+        assert said(*command, filled, "absent") == (
+            f"error: no dataset 'absent' in file://{filled}; the storage holds: 'other', 'rows'\n"
+        )
+        assert said(*command, filled, "a/b").startswith("error: dataset_name 'a/b': 1 to 128")
+    assert said("ls", filled, "--where", "split") == "error: --where 'split': write KEY=VALUE\n"
+    assert said("ls", filled, "--where", "=x") == "error: --where '=x': write KEY=VALUE\n"
+    assert said("ls", "ftp://x").startswith("error: storage 'ftp://x': unknown scheme 'ftp'")
+    assert said("ls", filled, "--endpoint", "http://x") == (
+        f"error: endpoint is for s3:// storage, not for 'file://{filled}'\n"
+    )
+    path = next(Path(filled).rglob("other/*/dataset.json"))
+    path.write_text("{}")
+    assert said("ls", filled).startswith(f"error: file://{path}: format None;")
+    assert "rows in 1 objects" in run("info", filled, "rows", "-w", "split=test").stdout
+
+
+def test_wrong_words_are_explained() -> None:
+    for words, message in [
+        (["lss"], "No such command 'lss'"),
+        (["ls", "x", "--were", "a=b"], "No such option"),
+        (["info"], "Missing argument 'STORAGE'"),
+        (["info", "x"], "Missing argument 'NAME'"),
+        (["head", "x", "y", "-n", "many"], "'many' is not a valid integer range"),
+    ]:
+        result = run(*words)
+        assert result.exit_code == 2
+        assert message.lower().replace("'", "") in result.stderr.lower().replace("'", ""), words
+
+
+def test_help_tells_a_new_user_what_there_is() -> None:
+    text = run("--help").stdout
+    for word in ("ls", "info", "head", "rm", "s3://bucket/prefix", "AWS_ACCESS_KEY_ID"):
+        assert word in text
+    assert "storage-loader info ./data digits --where split=train" in text
+    assert run("-h").stdout == text
+    for command in ("ls", "info", "head", "rm"):
+        text = run(command, "--help").stdout
+        assert "STORAGE" in text
+        assert "--where" in text
+        assert "--endpoint" in text
+    assert run("--version").stdout.strip().endswith(storage_loader.__version__)
+
+
+def test_no_option_takes_a_secret() -> None:
+    """A command line is seen by every user of the machine, and kept in histories."""
+    for command in cli.commands.values():
+        names = [name for parameter in command.params for name in parameter.opts]
+        assert not [name for name in names if "key" in name or "secret" in name]
+
+
+def test_ls_and_info_read_no_data_object(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = watch(monkeypatch)
+    run("ls", filled)
+    run("ls", filled, "--where", "split=train")
+    run("info", filled, "rows", "--where", "split=train")
+    kinds = {kind for store in stores for kind in store.kinds()}
+    assert kinds == {"list_folders", "get dataset", "list metadata", "get commit"}
+
+
+def test_info_looks_only_at_datasets_of_the_name(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = watch(monkeypatch)
+    run("info", filled, "other")
+    keys = [call.key for store in stores for call in store.calls if call.key]
+    assert keys
+    assert all(key.split("/")[0] == "other" for key in keys)
+
+
+def test_on_s3(s3_storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    save(config(s3_storage, additional={"split": "train"}), make(range(5)))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_storage["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_storage["secret_key"])
+    there = ["--endpoint", s3_storage["endpoint"], "--region", s3_storage["region"]]
+    url = s3_storage["storage"]
+    assert "split=train" in run("ls", url, *there).stdout
+    assert "5 rows in 1 objects" in run("info", url, "rows", *there).stdout
+    assert len(run("head", url, "rows", *there).stdout.splitlines()) == 6
+    assert "removed 5 rows" in run("rm", url, "rows", "--yes", *there).stdout
+    with pytest.raises(DatasetNotFoundError):
+        run("info", url, "rows", *there)
+
+
+def test_the_installed_command_runs(filled: str) -> None:
+    command = Path(sys.executable).with_name("storage-loader")
+
+    def installed(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, *words], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    done = installed("ls", filled)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("ls", filled).stdout
+    done = installed("info", filled, "absent")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no dataset 'absent'")
+    assert "Traceback" not in done.stderr
+
+
+def test_python_says_the_same(filled: str) -> None:
+    infos = list_datasets(filled)
+    assert [i.config.dataset_name for i in infos] == ["other", "rows", "rows"]
+    storage_loader.delete(infos[0].config)
+    assert "other" not in run("ls", filled).stdout
