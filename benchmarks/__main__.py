@@ -12,8 +12,9 @@ from . import machine, report
 from .runner import Effort
 from .setting import Benchmark, Setting
 
-NAMES = ("save_s3", "save_folder", "save_small_rows")
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+NAMES = sorted(p.stem for p in HERE.glob("*.py") if "\nBENCHMARK = " in p.read_text("utf-8"))
+RESULTS = HERE / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
