@@ -10,7 +10,9 @@ from faulty import WatchedStore, watch
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.loader.held import spare_gap
-from storage_loader.loader.order import make_order
+from storage_loader.loader.order import Order, make_order
+from storage_loader.loader.order.orders import _window
+from storage_loader.loader.order.permutation import random_words
 from storage_loader.loader.partition import Partition
 from storage_loader.loader.plan import Epoch, chunks
 from storage_loader.loader.subset import Subset
@@ -90,3 +92,22 @@ def test_a_rank_fetches_its_share(
 
 def _fetched(store: WatchedStore) -> int:
     return sum(call.nbytes for call in store.calls if "/objects/" in call.key)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5, 8, 24])
+@pytest.mark.parametrize("num_rows", [10, 500])
+def test_a_rank_computes_the_same_rows_alone(world: int, num_rows: int) -> None:
+    def make() -> Order:
+        return make_order(True, num_rows=num_rows, row_nbytes=1, seed=1, block=8, window=64)
+
+    whole = make().rows(3, np.arange(num_rows))
+    for rank in range(world):
+        own = np.arange(rank, num_rows, world)
+        _window.cache_clear()  # else what was computed for others would do
+        assert make().rows(3, own).tolist() == whole[own].tolist()
+
+
+def test_random_words_from_the_middle() -> None:
+    words = random_words(50, 1, 2).tolist()
+    for start in range(50):
+        assert random_words(50 - start, 1, 2, start=start).tolist() == words[start:]

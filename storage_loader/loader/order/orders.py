@@ -12,7 +12,14 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .permutation import Permutation, permutation, random_words, shuffled_group, shuffled_groups
+from .permutation import (
+    Permutation,
+    Words,
+    permutation,
+    random_words,
+    shuffled_group,
+    shuffled_groups,
+)
 
 Rows = npt.NDArray[np.int64]
 Shuffle = Literal[False, True, "global"]
@@ -179,26 +186,38 @@ class _Window:
         self._done = np.zeros(LANES, bool)
 
     def rows(self, places: Rows) -> Rows:
-        """Rows by their place in the window's order."""
+        """Rows by their place in the window's order, each place at most once."""
         if not self._done.all():
-            asked = np.bincount(places % LANES, minlength=LANES) > 0
-            for lane in np.flatnonzero(asked & ~self._done).tolist():
-                self._rows[lane::LANES] = self._lane(lane)
-                self._done[lane] = True
+            asked = ~self._done
+            if len(places) <= self._count - self._lengths[-1]:  # else none is left out
+                asked &= np.bincount(places % LANES, minlength=LANES) > 0
+            self._shuffle(np.flatnonzero(asked).tolist())
         rows: Rows = self._rows[places]
         return rows
 
-    def _lane(self, lane: int) -> Rows:
-        stop = self._stops[lane]
-        start = stop - self._lengths[lane]
+    def _shuffle(self, lanes: list[int]) -> None:
+        # One draw of all words costs half as much as one for each lane.
+        key = _WINDOW, *self._key
+        words = random_words(self._count, *key) if len(lanes) == LANES else None
+        for lane in lanes:
+            start, stop = self._stops[lane] - self._lengths[lane], self._stops[lane]
+            if words is None:
+                own = random_words(stop - start, *key, start=start)
+            else:
+                own = words[start:stop]
+            self._rows[lane::LANES] = self._lane(own, start)
+            self._done[lane] = True
+
+    def _lane(self, words: Words, start: int) -> Rows:
+        """The rows of a lane in order; it begins at slot `start` of the blocks laid end to end."""
         block, num_rows = self._order.block, self._order.num_rows
         first = start // block
-        starts = self._blocks[first : -(-stop // block)]
+        starts = self._blocks[first : -(-(start + len(words)) // block)]
         rows = (starts[:, None] + np.arange(block)).reshape(-1)
         rows[rows >= num_rows] -= num_rows
-        shuffled = shuffled_group(start, stop, self._count, LANES, _WINDOW, *self._key)
-        shuffled -= first * block
-        lane_rows: Rows = rows[shuffled]
+        slots = shuffled_group(words, start, self._count, LANES)
+        slots -= first * block
+        lane_rows: Rows = rows[slots]
         return lane_rows
 
 

@@ -49,12 +49,11 @@ def shuffled_groups(groups: Numbers, num_groups: int, *key: int) -> Numbers:
     return _sorted_numbers(words, number_bits)
 
 
-def shuffled_group(start: int, stop: int, count: int, num_groups: int, *key: int) -> Numbers:
-    """A group of `shuffled_groups` alone, of `count` numbers: `start` to `stop` are in it.
+def shuffled_group(words: Words, start: int, count: int, num_groups: int) -> Numbers:
+    """One group alone of `shuffled_groups` of `count` numbers: those from `start` on are in it.
 
-    It costs no more than its own numbers do.
+    `words` are the group's part of the random words, and are used up.
     """
-    words = random_words(stop - start, *key, start=start)
     number_bits = _number_bits(count)
     _tag(words, start, number_bits, (num_groups - 1).bit_length())
     return _sorted_numbers(words, number_bits)
