@@ -116,8 +116,8 @@ class DataLoader(View):
         self._resume: State | None = None
         self._order: tuple[Order, Subset] | None = None
 
-    def open(self) -> Snapshot:
-        snapshot = super().open()
+    def _checked(self, snapshot: Snapshot) -> Snapshot:
+        super()._checked(snapshot)
         clash = set(self._extras) & set(snapshot.schema.select(self._attributes).names)
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
@@ -154,21 +154,23 @@ class DataLoader(View):
         """Let the next `iter` go on with exactly the row after `state`, at its version and seed.
 
         On any world_size and batch_size. Raises `LoaderError` for a state of another dataset
-        or other order settings, `VersionNotFoundError` where commits of its version are gone.
+        or other order settings, `VersionNotFoundError` where commits of its version are gone;
+        the loader then is as it was.
         """
         loaded = State.from_dict(state)
-        here = State.from_dict({**loaded.to_dict(), "dataset": self.config.dataset_prefix})
-        loaded.check_fits(here)
-        _close_pools(self._pools)  # their workers read the version of before
-        self._go_to(Version(tuple(loaded.version.split())))
-        self._order = None
-        self._seed = loaded.seed
-        loaded.check_fits(self._start_state())
-        if loaded.rows > self.num_rows or loaded.stop_epoch <= loaded.epoch:
+        loaded.check_dataset(self.config.dataset_prefix)
+        snapshot = self._at(Version(tuple(loaded.version.split())))
+        order, subset = self._order_of(snapshot, loaded.seed)
+        loaded.check_order(_settings(order, subset))
+        if loaded.rows > order.num_rows or loaded.stop_epoch <= loaded.epoch:
             raise LoaderError(
-                f"the state stands at row {loaded.rows} of {self.num_rows} in epoch "
+                f"the state stands at row {loaded.rows} of {order.num_rows} in epoch "
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
+        _close_pools(self._pools)  # their workers read the version of before
+        self._pin(snapshot)
+        self._order = order, subset
+        self._seed = loaded.seed
         self._resume = loaded
         self._epoch = loaded.epoch
 
@@ -186,6 +188,8 @@ class DataLoader(View):
                 for number, batch in batches:
                     self._state = self._after(state, epoch.partition, number)
                     yield batch
+            if not epoch.partition.num_batches:
+                self._state = self._next_epoch(state)
             if state.epoch + 1 >= state.stop_epoch:
                 return
             state = replace(state, epoch=state.epoch + 1, rows=0)
@@ -273,29 +277,26 @@ class DataLoader(View):
     def _ordered(self) -> tuple[Order, Subset]:
         """The order of this version's rows, and which rows they are."""
         if self._order is None:
-            snapshot = self.open()
-            subset = make_subset(self._subset, snapshot.num_rows)
-            order = make_order(
-                self._shuffle,
-                num_rows=subset.num_rows,
-                row_nbytes=snapshot.schema.row_nbytes,
-                seed=self._seed,
-                block=self._block,
-                window=self._window,
-            )
-            self._order = order, subset
+            self._order = self._order_of(self.open(), self._seed)
         return self._order
 
+    def _order_of(self, snapshot: Snapshot, seed: int) -> tuple[Order, Subset]:
+        subset = make_subset(self._subset, snapshot.num_rows)
+        order = make_order(
+            self._shuffle,
+            num_rows=subset.num_rows,
+            row_nbytes=snapshot.schema.row_nbytes,
+            seed=seed,
+            block=self._block,
+            window=self._window,
+        )
+        return order, subset
+
     def _start_state(self) -> State:
-        order, subset = self._ordered()
-        settings = {"block": 0, "window": 0, **order.settings()}
         return State(
             dataset=self.config.dataset_prefix,
             version=" ".join(self.version.commits),
-            subset=subset.name,
-            shuffle=str(settings["shuffle"]),
-            block=int(settings["block"]),
-            window=int(settings["window"]),
+            **_settings(*self._ordered()),
             seed=self._seed,
             epoch=self._epoch,
             stop_epoch=self._epoch + self._epochs,
@@ -317,6 +318,11 @@ class DataLoader(View):
             f"DataLoader({self.config.dataset_name!r} in {self.config.storage}, "
             f"batch_size={size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
         )
+
+
+def _settings(order: Order, subset: Subset) -> dict[str, Any]:
+    """What of a state names the order; a resumed run must have it in common."""
+    return {"subset": subset.name, "shuffle": "", "block": 0, "window": 0, **order.settings()}
 
 
 def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:

@@ -42,16 +42,19 @@ class State:
             if name not in value:
                 raise LoaderError(f"a loader's state lacks {name!r}")
             kind = int if name in _INTEGERS else str
-            if not isinstance(value[name], kind) or (kind is int and value[name] < 0):
+            if type(value[name]) is not kind or (kind is int and value[name] < 0):
                 raise LoaderError(f"a loader's state has {name!r}: {value[name]!r}")
         return cls(**value)
 
-    def check_fits(self, other: State) -> None:
-        """Raise `LoaderError` where the rows of `other`'s order are not those of this one."""
-        if self.dataset != other.dataset:
-            raise LoaderError(f"the state is of dataset {self.dataset}, not of {other.dataset}")
-        for name in ("subset", "shuffle", "block", "window"):
-            mine, theirs = getattr(self, name), getattr(other, name)
+    def check_dataset(self, dataset: str) -> None:
+        """Raise `LoaderError` where this is not the dataset's."""
+        if self.dataset != dataset:
+            raise LoaderError(f"the state is of dataset {self.dataset}, not of {dataset}")
+
+    def check_order(self, settings: Mapping[str, int | str]) -> None:
+        """Raise `LoaderError` where a loader with these settings has another order."""
+        for name, theirs in settings.items():
+            mine = getattr(self, name)
             if mine != theirs:
                 raise LoaderError(
                     f"the state was made with {name} {mine}, this loader has {theirs}; "

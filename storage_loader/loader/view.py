@@ -56,10 +56,13 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
-            snapshot = Catalog(self.config).snapshot(self._wanted_version)
-            snapshot.schema.select(self._attributes)
-            self._snapshot = snapshot
+            self._snapshot = self._checked(Catalog(self.config).snapshot(self._wanted_version))
         return self._snapshot
+
+    def _checked(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot, if it has what is to be read; else raises."""
+        snapshot.schema.select(self._attributes)
+        return snapshot
 
     @property
     def version(self) -> Version:
@@ -91,13 +94,17 @@ class View:
         cache = Cache(folder, store) if self._keep else None
         return Source(store, self.open(), self.schema, cache)
 
-    def _go_to(self, version: Version) -> None:
-        """Read this version from here on."""
-        if self._snapshot is None or self._snapshot.version != version:
-            self._wanted_version = version
-            self._snapshot = None
+    def _at(self, version: Version) -> Snapshot:
+        """The dataset at this version, checked; changes nothing."""
+        if self._snapshot is not None and self._snapshot.version == version:
+            return self._snapshot
+        return self._checked(Catalog(self.config).snapshot(version))
+
+    def _pin(self, snapshot: Snapshot) -> None:
+        """Read this snapshot from here on."""
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
             self._process_source = PerProcess()
-            self.open()
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """To the framework's own arrays; numpy's here."""
