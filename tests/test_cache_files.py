@@ -392,6 +392,19 @@ def test_a_full_disk_says_what_to_do(
     read(one_object, cache_dir, range(400))
 
 
+def test_a_cache_that_cannot_be_used_says_what_to_do(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    cache_dir.write_text("a file where the folder should be")
+    with pytest.raises(LoaderError) as caught:
+        read(one_object, cache_dir, range(10))
+    text = str(caught.value)
+    assert "give another cache_dir, or use index=True" in text
+    assert str(cache_dir) in text
+    read(one_object, cache_dir, range(10), index=True)
+
+
 def test_writes_may_be_short(
     one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

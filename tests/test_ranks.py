@@ -433,11 +433,19 @@ def test_split_parts_are_subsets() -> None:
 
 
 @pytest.mark.parametrize(
-    "fractions", [[], [0.5], [0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [2.0]], ids=str
+    "fractions",
+    [[], [0.5], [0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [2.0], 0.5, ["half", "half"], None],
+    ids=str,
 )
-def test_wrong_fractions_say_so(fractions: list[float]) -> None:
+def test_wrong_fractions_say_so(fractions: Any) -> None:
     with pytest.raises(ConfigError, match="numbers from 0 to 1 whose sum is 1"):
         split(of_rows(101), fractions)
+
+
+@pytest.mark.parametrize("seed", [0.5, -1, True, "0", None])
+def test_a_wrong_seed_says_so(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="a whole number from 0 up"):
+        split(of_rows(101), [0.5, 0.5], seed)
 
 
 def test_split_of_a_version_and_of_nothing(memory: dict[str, str]) -> None:

@@ -31,7 +31,13 @@ class Cache:
 
     def open(self, key: str, nbytes: int, num_blocks: int) -> CacheFile:
         """The file of an object of `nbytes` bytes; made where it is missing."""
-        return CacheFile(self._folder / f"{key}.cached", nbytes, num_blocks)
+        try:
+            return CacheFile(self._folder / f"{key}.cached", nbytes, num_blocks)
+        except OSError as error:
+            raise LoaderError(
+                f"the cache {self._folder} cannot be used: {error}; give another cache_dir, or use "
+                "index=True, which keeps nothing"
+            ) from error
 
 
 class CacheFile:

@@ -80,9 +80,14 @@ _STREAM = 4  # apart from the streams of the orders
 
 def split_rows(num_rows: int, fractions: Sequence[float], seed: int) -> list[Rows]:
     """Disjoint, complete parts of `num_rows` rows in random order; see `split`."""
-    shares = [float(fraction) for fraction in fractions]
+    try:
+        shares = [float(fraction) for fraction in fractions]
+    except (TypeError, ValueError):
+        shares = []
     if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
-        raise ConfigError(f"fractions {list(fractions)!r}: numbers from 0 to 1 whose sum is 1")
+        raise ConfigError(f"fractions {fractions!r}: numbers from 0 to 1 whose sum is 1")
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"seed {seed!r}: a whole number from 0 up")
     ends = np.round(np.cumsum(shares) * num_rows).astype(np.int64)
     ends[-1] = num_rows
     rows = permutation(num_rows, _STREAM, seed)(np.arange(num_rows))
