@@ -6,8 +6,9 @@ rows that it names are the rows that it holds, and over all ranks each row comes
 
 Some figures have no target, for reasons that no loader of this format can change: with
 shuffle=False a rank reads a piece of each global batch, and blocks of 64 KiB at both its ends
-beyond it, so that batches under 256 KiB cost more than 1.3; with shuffle=True a world_size that
-does not divide 24 takes its rows from more lanes of a window than its share of them.
+beyond it, so that batches under 256 KiB cost up to 1.4; with shuffle=True a world_size that
+does not divide 24 takes its rows from more lanes of a window than its share of them, and where
+blocks of 64 KiB hold many rows fetches those lanes whole.
 
 The store is a folder that says it is not local, so that the loader caches it like a network
 store, behind a store that counts the bytes of objects.
