@@ -298,6 +298,11 @@ def test_the_same_in_worker_processes_of_the_loader(
                 assert found == expected[shuffle, 1]
 
 
+def test_worker_processes_cannot_read_memory() -> None:
+    with pytest.raises(ConfigError, match="no other process can read memory://"):
+        DataLoader(of_rows(2), num_workers=1)
+
+
 # Subsets
 
 

@@ -109,6 +109,8 @@ class DataLoader(View):
         self._block = None if block is None else _whole("block", block, 1)
         self._window = None if window is None else _whole("window", window, 1)
         self._num_workers = _whole("num_workers", num_workers, 0)
+        if self._num_workers and config.storage.startswith("memory://"):
+            raise ConfigError(f"num_workers: no other process can read {config.storage}")
         self._pools: PerProcess[list[Workers[Due]]] = PerProcess()  # idle ones
         weakref.finalize(self, _close_pools, self._pools)
         self._epoch = 0
