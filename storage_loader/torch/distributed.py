@@ -9,7 +9,7 @@ from torch import distributed
 
 from ..catalog import Catalog, Version
 from ..config import DataConfig
-from ..errors import LoaderError, StorageLoaderError
+from ..errors import LoaderError
 
 
 def place() -> tuple[int, int] | None:
@@ -35,8 +35,8 @@ def common_version(config: DataConfig) -> Version:
     if distributed.get_rank() == 0:
         try:
             message = [Catalog(config).snapshot().version.commits]
-        except StorageLoaderError as error:
-            distributed.broadcast_object_list([str(error)], src=0)
+        except Exception as error:
+            distributed.broadcast_object_list([f"{type(error).__name__}: {error}"], src=0)
             raise
     distributed.broadcast_object_list(message, src=0)
     if isinstance(message[0], str):
