@@ -145,7 +145,7 @@ class DataLoader(View):
         return self._partition(0).num_batches * self._epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration that began or gave a batch last stands: integers and strings, for JSON.
+        """Where the iteration that began or gave a batch last stands, in integers and strings.
 
         `rows` counts what was received, not what was fetched ahead. At an epoch's end it is
         the next epoch's row 0.
