@@ -19,16 +19,26 @@ from storage_loader.loader.order.orders import (
 GOLDEN_WINDOW = [562, 162, 493, 762, 488, 519, 525, 935, 484, 742, 986, 730]
 GOLDEN_WINDOW_EPOCH_1 = [870, 515, 907, 116, 563, 905, 558, 990, 111, 390, 578, 561]
 GOLDEN_WINDOW_END = [369, 373, 852, 334, 807, 611]
-GOLDEN_SHORT_BLOCK = [990, 148, 289, 548, 549, 550]
+GOLDEN_SHORT_BLOCK = [989, 303, 290, 294, 987, 306]
 GOLDEN_GLOBAL = [550, 329, 89, 194, 62, 340, 86, 445]
 GOLDEN_GLOBAL_EPOCH_1 = [55, 281, 442, 328, 304, 456, 580, 666]
 GOLDEN_GLOBAL_LARGE = [194460526, 593529917, 944903310]
-GOLDEN_DEFAULT_LARGE = [826227810, 181162931, 22659250]
+GOLDEN_DEFAULT_LARGE = [193033590, 534941004, 278712196]
 
 
 def sequence(order: Order, epoch: int = 0) -> list[int]:
     """All rows of an epoch in order."""
     return order.rows(epoch, np.arange(order.num_rows)).tolist()
+
+
+def windows(order: Order) -> list[range]:
+    """The positions of each window."""
+    found: list[range] = []
+    while (start := found[-1].stop if found else 0) < order.num_rows:
+        end = order.window_end(start)
+        assert end is not None
+        found.append(range(start, end))
+    return found
 
 
 @st.composite
@@ -120,13 +130,23 @@ def test_a_window_is_made_of_a_few_blocks(
     ends, which lies within a block: it goes round."""
     order = WindowShuffle(num_rows, 3, block, block * blocks)
     rows = np.array(sequence(order, epoch))
-    for start in range(0, num_rows, order.window):
-        assert order.window_end(start) == min(num_rows, start + order.window)
-        window = np.sort(rows[start : start + order.window])
-        assert order.window_end(start + len(window) - 1) == order.window_end(start)
+    for positions in windows(order):
+        assert len(positions) <= order.window
+        assert order.window_end(positions[-1]) == positions.stop
+        window = np.sort(rows[positions.start : positions.stop])
         runs = 1 + np.count_nonzero(np.diff(window) > 1)
-        short = (num_rows % block > 0) and start + order.window >= num_rows
+        short = num_rows % block > 0 and positions.stop == num_rows
         assert runs <= min(blocks, -(-len(window) // block)) + 1 + short
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 3000), st.integers(1, 50), st.integers(1, 12))
+def test_windows_are_equally_long(num_rows: int, block: int, blocks: int) -> None:
+    """Up to a block, or two where the last one is short: else the last would mix few blocks."""
+    lengths = [len(window) for window in windows(WindowShuffle(num_rows, 0, block, block * blocks))]
+    assert sum(lengths) == num_rows
+    assert len(lengths) == -(-(-(-num_rows // block)) // blocks)
+    assert max(lengths) - min(lengths) < 2 * block
 
 
 def test_blocks_are_cut_anew_each_epoch() -> None:
@@ -150,8 +170,8 @@ def test_a_rank_reads_only_its_lanes(world_size: int) -> None:
     num_rows = block * blocks * 4 + 17
     order = WindowShuffle(num_rows, 1, block, block * blocks)
     rows = np.array(sequence(order))
-    for start in range(0, num_rows, order.window):
-        window = rows[start : start + order.window]
+    for positions in windows(order):
+        window = rows[positions.start : positions.stop]
         slots = np.sort(window)  # ranks share the slots of the blocks, laid end to end
         seen: set[int] = set()
         for rank in range(world_size):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .permutation import (
     Permutation,
     Words,
+    in_a_row,
     permutation,
     random_words,
     shuffled_group,
@@ -110,28 +111,32 @@ class WindowShuffle:
     of a window are laid end to end and cut into `LANES` lanes; position k takes its row from
     lane k mod `LANES`. So a rank that takes every W-th position reads only some of the lanes,
     and neighbours in a lane are far apart in the order. Each epoch cuts the dataset into other
-    blocks: it begins at a random row and goes round.
+    blocks: it begins at a random row and goes round. Windows are equally long, up to a block,
+    so that none is left with few blocks to mix.
     """
 
     num_rows: int
     seed: int
     block: int  # rows
-    window: int  # rows, a multiple of block
+    window: int  # rows at most, a multiple of block
     contiguous: ClassVar[bool] = False
 
     def rows(self, epoch: int, positions: Rows) -> Rows:
         out = np.empty(len(positions), np.int64)
         start = 0
         while start < len(positions):
-            number = int(positions[start]) // self.window
-            stop = int(np.searchsorted(positions, (number + 1) * self.window))
+            number = self._window_of(int(positions[start]))
+            first, end = self._window_starts[number : number + 2].tolist()
+            stop = int(np.searchsorted(positions, end))
             window = _window(self, epoch, number)
-            out[start:stop] = window.rows(positions[start:stop] - number * self.window)
+            out[start:stop] = window.rows(positions[start:stop] - first)
             start = stop
         return out
 
     def window_end(self, position: int) -> int | None:
-        return min(self.num_rows, (position // self.window + 1) * self.window)
+        if position >= self.num_rows:
+            return self.num_rows
+        return int(self._window_starts[self._window_of(position) + 1])
 
     def settings(self) -> dict[str, int | str]:
         return {"shuffle": "True", "block": self.block, "window": self.window}
@@ -140,18 +145,36 @@ class WindowShuffle:
     def _full_blocks(self) -> int:
         return self.num_rows // self.block
 
+    @cached_property
+    def _window_blocks(self) -> Rows:
+        """First block of each window, and the number of blocks last."""
+        blocks = -(-self.num_rows // self.block)
+        windows = -(-blocks // (self.window // self.block))
+        return np.arange(windows + 1) * blocks // max(1, windows)
+
+    @cached_property
+    def _window_starts(self) -> Rows:
+        """First position of each window, and the number of rows last."""
+        return np.minimum(self._window_blocks * self.block, self.num_rows)
+
+    def _window_of(self, position: int) -> int:
+        return int(np.searchsorted(self._window_starts, position, "right")) - 1
+
+    def window_length(self, window: int) -> int:
+        """Rows of a window."""
+        start, end = self._window_starts[window : window + 2].tolist()
+        return int(end - start)
+
     def window_rows(self, epoch: int, window: int) -> Rows:
         """All rows of a window in order."""
-        count = min(self.window, self.num_rows - window * self.window)
-        return _Window(self, epoch, window).rows(np.arange(count))
+        return _Window(self, epoch, window).rows(np.arange(self.window_length(window)))
 
     def block_starts(self, epoch: int, window: int) -> Rows:
         """First rows of a window's blocks, as they are laid end to end.
 
         The dataset's last block, where it is short, stays last.
         """
-        first = window * self.window // self.block
-        last = min(first + self.window // self.block, -(-self.num_rows // self.block))
+        first, last = self._window_blocks[window : window + 2].tolist()
         full = np.arange(first, min(last, self._full_blocks))
         places = np.append(self._blocks(epoch)(full), np.arange(first + len(full), last))
         return places * self.block + self._shift(epoch)
@@ -173,7 +196,7 @@ class _Window:
         self._order = order
         self._key = order.seed, epoch, number
         self._blocks = order.block_starts(epoch, number)
-        self._count = min(order.window, order.num_rows - number * order.window)
+        self._count = order.window_length(number)
         # Lane j holds count // LANES slots, one more where j < count % LANES; which part of the
         # window that is, is drawn too.
         least, longer = divmod(self._count, LANES)
@@ -192,8 +215,7 @@ class _Window:
             if len(places) <= self._count - self._lengths[-1]:  # else none is left out
                 asked &= np.bincount(places % LANES, minlength=LANES) > 0
             self._shuffle(np.flatnonzero(asked).tolist())
-        rows: Rows = self._rows[places]
-        return rows
+        return in_a_row(self._rows, places)
 
     def _shuffle(self, lanes: list[int]) -> None:
         # One draw of all words costs half as much as one for each lane.
@@ -214,7 +236,8 @@ class _Window:
         first = start // block
         starts = self._blocks[first : -(-(start + len(words)) // block)]
         rows = (starts[:, None] + np.arange(block)).reshape(-1)
-        rows[rows >= num_rows] -= num_rows
+        if len(starts) and starts.max() + block > num_rows:
+            rows[rows >= num_rows] -= num_rows
         slots = shuffled_group(words, start, self._count, LANES)
         slots -= first * block
         lane_rows: Rows = rows[slots]

@@ -29,8 +29,15 @@ def permutation(count: int, *key: int) -> Permutation:
     """The permutation of `count` numbers under a key: maps positions to numbers."""
     if count <= EXACT:
         table = shuffled_groups(np.zeros(count, np.int64), 1, *key)
-        return lambda positions: table[positions]
+        return lambda positions: in_a_row(table, positions)
     return _Feistel(count, *key)
+
+
+def in_a_row(table: Numbers, positions: Numbers) -> Numbers:
+    """`table[positions]` of positions that ascend; a view, without a copy, of consecutive ones."""
+    if len(positions) and positions[-1] - positions[0] == len(positions) - 1:
+        return table[positions[0] : positions[-1] + 1]
+    return table[positions]
 
 
 def shuffled_groups(groups: Numbers, num_groups: int, *key: int) -> Numbers:
