@@ -18,7 +18,7 @@ from storage_loader import DataConfig, DataSaver, list_datasets
 from storage_loader.torch import DataLoader
 
 TEST_ROWS = 360
-EPOCHS = 40
+EPOCHS = 15
 
 
 def config(split: str, arguments: argparse.Namespace) -> DataConfig:
@@ -73,7 +73,7 @@ def train(arguments: argparse.Namespace) -> nn.Module:
             loss.backward()
             optimizer.step()
             schedule.step()
-        if epoch % 10 == 9:
+        if epoch % 5 == 4:
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}")
     seconds = time.perf_counter() - start
     print(f"trained on {EPOCHS * loader.num_rows / seconds:,.0f} rows/s")
@@ -89,11 +89,15 @@ def accuracy(model: nn.Module, arguments: argparse.Namespace) -> float:
     return right / rows
 
 
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--storage", help="default: a folder in your data directory")
+    options.add_argument("--endpoint", help="S3 server, e.g. http://127.0.0.1:9000")
+    return options
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--storage", help="default: a folder in your data directory")
-    parser.add_argument("--endpoint", help="S3 server, e.g. http://127.0.0.1:9000")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     torch.manual_seed(0)
     preprocess(arguments)
     for info in list_datasets(arguments.storage, endpoint=arguments.endpoint):
