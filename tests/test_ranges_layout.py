@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,23 @@ def test_an_object_layout() -> None:
     assert made != layout(rows=99)
 
 
+def test_blocks_by_their_place_in_the_table() -> None:
+    made = layout()
+    blocks = [
+        (name, made.columns[name].block_range(block))
+        for name in SCHEMA.names
+        for block in range(made.columns[name].num_blocks)
+    ]
+    assert made.block_ranges.tolist() == [list(place) for _, place in blocks]
+    for name in ("a", "b"):
+        places = made.blocks_of(name, np.arange(100)).tolist()
+        for row, place in enumerate(places):
+            assert blocks[place][0] == name
+            first = made.columns[name].offset + row * made.columns[name].row_nbytes
+            start, end = blocks[place][1]
+            assert start <= first < end
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
@@ -162,6 +180,7 @@ def test_an_object_without_bytes_has_no_checksums() -> None:
     )
     assert (made.num_checksums, made.checksums_range) == (0, (0, 0))
     assert made.small == {"empty"}
+    assert made.block_ranges.shape == (0, 2)
 
 
 @pytest.mark.parametrize(

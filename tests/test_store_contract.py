@@ -16,7 +16,7 @@ from conftest import S3Server, remove_bucket
 from places import CLIENTS, folder_store, s3_place
 
 from storage_loader.errors import ObjectExistsError, ObjectNotFoundError, StoreError
-from storage_loader.store import FolderStore, MemoryStore, Store
+from storage_loader.store import FolderStore, MemoryStore, Store, obstore_s3
 
 LOCAL = ["folder", "memory"]
 KINDS = [*LOCAL, *(pytest.param(kind, marks=pytest.mark.s3) for kind in CLIENTS)]
@@ -466,6 +466,25 @@ def test_more_than_a_page_is_deleted(s3_server: S3Server, contract_bucket: str) 
         assert keys_of(store) == ["k/1000"]
         store.delete(["k/1000"])
         assert keys_of(store) == []
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("create", [False, True])
+def test_large_objects_go_in_parts(
+    s3_server: S3Server, contract_bucket: str, create: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obstore_s3, "SINGLE_PUT", 2**20)
+    monkeypatch.setattr(obstore_s3, "PART", 5 * 2**20)  # S3 takes no smaller ones
+    store = CLIENTS["obstore"](s3_place(s3_server, contract_bucket, uuid.uuid4().hex))
+    data = content(12 * 2**20 + 1)
+    store.put("key", data, create=create)
+    assert store.get("key") == data
+    assert store.get_ranges("key", [(0, 10), (len(data) - 10, len(data))]) == [
+        data[:10],
+        data[-10:],
+    ]
+    with pytest.raises(ObjectExistsError):
+        store.put("key", data, create=True)
 
 
 @pytest.mark.s3
