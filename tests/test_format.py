@@ -133,6 +133,7 @@ def expected(numbers: Any, attributes: Any) -> dict[str, bytes]:
 
 
 GOLDEN_CONFIG = DataConfig("golden", additional=ADDITIONAL, storage=GOLDEN)
+ROW_1 = Dataset(GOLDEN_CONFIG).open().objects[1].layout.columns["image"].offset + 15
 
 
 def test_the_golden_dataset_is_read_by_the_specification_alone() -> None:
@@ -267,7 +268,7 @@ def test_the_specification_is_one_screen_and_says_what_is_forbidden() -> None:
         lambda data: data[: len(data) // 2],
         lambda data: b"",
         lambda data: data + b"x",
-        lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+        lambda data: data[:ROW_1] + bytes([data[ROW_1] ^ 1]) + data[ROW_1 + 1 :],
     ],
     ids=["one byte short", "half", "nothing", "one byte more", "one bit"],
 )
@@ -280,6 +281,5 @@ def test_a_damaged_golden_object_is_refused(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StorageLoaderError, match=r"0000000a-000001\.h5"):
         list(DataLoader(config, batch_size=5))
-    if path.stat().st_size <= 5000:  # a read by blocks does not touch the last byte
-        with pytest.raises(StorageLoaderError, match=r"0000000a-000001\.h5"):
-            Dataset(config)[:]
+    with pytest.raises(StorageLoaderError, match=r"0000000a-000001\.h5"):
+        Dataset(config)[:]
