@@ -185,6 +185,8 @@ def test_a_file_system_without_such_writes(
         return real(descriptor, data)
 
     monkeypatch.setattr(os, "write", refuse)
+    store.put("small", aligned(bytes(4 * 2**20 - 1)))
+    assert refused == []
     data = np.random.default_rng(0).bytes(LARGE)
     store.put("key", aligned(data))
     assert store.get("key") == data
