@@ -228,6 +228,8 @@ class Schema:
             return self
         if isinstance(names, str):
             raise SchemaError(f"attributes: a list of names, e.g. [{names!r}], not a string")
+        if not names:
+            raise SchemaError("attributes: name at least one, or leave it out for all")
         return Schema(tuple(self[name] for name in names))
 
     def differences(self, stored: Schema) -> list[str]:

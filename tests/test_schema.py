@@ -343,7 +343,7 @@ def test_select() -> None:
         (["zz"], "no attribute 'zz'; valid: 'image', 'target'"),
         (["image", "image"], "attribute 'image' stands twice"),
         ("image", "attributes: a list of names, e.g. ['image'], not a string"),
-        ([], "a dataset needs at least one attribute"),
+        ([], "attributes: name at least one, or leave it out for all"),
     ],
 )
 def test_a_wrong_selection_is_refused(names: object, text: str) -> None:
