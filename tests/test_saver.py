@@ -32,6 +32,7 @@ from storage_loader.hdf5 import capacity, template
 from storage_loader.layout import ALIGNMENT
 from storage_loader.saver.buffer import ObjectBuffer
 from storage_loader.schema import Schema
+from storage_loader.store import open_store
 
 WIDE = (Attribute("image", "uint8", (1024,)), Attribute("row", "int64"))  # some 60 rows an object
 
@@ -357,6 +358,26 @@ def test_of_two_first_savers_with_different_schemas_the_later_fails(
     assert len(files(Catalog(config(folder)).store, "objects")) == 1  # the loser's is gone
 
 
+def test_of_two_schemas_written_at_once_one_is_kept(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other dataset.json arrives between the look and the put."""
+    other = config(folder, attributes=[Attribute("row", "int64")])
+
+    def overtake(call: Any) -> None:
+        if call.kind == "put dataset":
+            with monkeypatch.context() as inner:
+                inner.setattr("storage_loader.catalog.catalog.open_store", open_store)
+                save(other, {"row": [7]})
+
+    watch(monkeypatch, before=overtake)
+    with pytest.raises(SaverError, match="attribute 'image' is not in the dataset"):
+        save(config(folder), make([1]))
+    monkeypatch.undo()
+    assert Dataset(other)[:]["row"].tolist() == [7]
+    assert len(files(Catalog(other).store, "objects")) == 1
+
+
 def test_wrong_arguments(folder: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"^DataSaver takes a DataConfig, not str$"):
         DataSaver("rows")  # type: ignore[arg-type]
@@ -547,11 +568,12 @@ def test_an_upload_that_fails_wakes_a_saver_that_waits(
 
     watch(monkeypatch, before=hold)
     threading.Timer(0.2, go.set).start()
-    with (
-        pytest.raises(SaverError, match="the disk is on fire"),
-        DataSaver(wide(memory), num_worker_threads=2) as saver,
-    ):
+    saver = DataSaver(wide(memory), num_worker_threads=2)
+    with pytest.raises(SaverError, match="the disk is on fire"):
         saver(make(range(20 * WIDE_ROWS), WIDE))
+    assert saver.rows_pending < 6 * WIDE_ROWS  # it did not go on for nothing
+    saver.abort()
+    assert nothing_there(wide(memory))
 
 
 # A store that fails
