@@ -623,7 +623,7 @@ def test_an_error_of_transform_reaches_the_caller_and_ends_the_threads(
         raise ZeroDivisionError("in transform")
 
     with pytest.raises(
-        TransformError, match="on rows 0, 1, 2 .*: ZeroDivisionError: in transf"
+        TransformError, match=r"on rows 0, 1, 2 .*: ZeroDivisionError: in transf"
     ) as e:
         list(DataLoader(hundred, batch_size=3, transform=fail, index=index))
     assert isinstance(e.value.__cause__, ZeroDivisionError)
