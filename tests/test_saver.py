@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -817,6 +820,25 @@ def test_a_forgotten_saver_warns_how_many_rows_were_lost(folder: dict[str, str])
     while saver_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert saver_threads() == []
+
+
+def test_a_saver_forgotten_until_the_process_ends_warns_too(folder: dict[str, str]) -> None:
+    script = (
+        "import sys; from rows import config, make; from storage_loader import DataSaver\n"
+        "saver = DataSaver(config({'storage': sys.argv[1]}))\n"
+        "saver(make(range(7)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", script, folder["storage"]],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert "ResourceWarning: a DataSaver of dataset 'rows' was forgotten with 7 rows" in done.stderr
+    assert nothing_there(config(folder))
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "commit", "unused", "no rows"])
