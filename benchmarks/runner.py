@@ -41,7 +41,7 @@ class Effort:
     """How long to measure: `rounds` of both sides, after `trials` of each plain side."""
 
     rounds: int = 11
-    trials: int = 3
+    trials: int = 2
     quick: bool = False  # small data too: shows that it runs, not how fast
 
 
