@@ -32,7 +32,7 @@ from ..ranges import Range
 from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, read_only
 
 _TEMPORARY = ".tmp-"
-_DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 and more at 64 MiB
+_DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
