@@ -126,6 +126,8 @@ WRONG: list[tuple[Any, str]] = [
     ("row", "an index is a row number, a slice, or a list of them, not 'row'"),
     (None, "an index is a row number, a slice, or a list of them, not None"),
     (True, "an index is a row number, a slice, or a list of them, not True"),
+    (10**30, f"row {10**30} of a dataset of 100 rows"),
+    (range(10**30, 10**30 + 2), f"row {10**30 + 1} of a dataset of 100 rows"),
     ([[1, 2]], "an index is a row number, a slice, or a list of them, not [[1, 2]]"),
     (np.zeros((2, 2), int), "an index is a row number, a slice, or a list of them, not array([[0"),
     ([1.0, 2.0], "row numbers are integers, not float64"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -145,7 +147,7 @@ def test_windows_are_equally_long(num_rows: int, block: int, blocks: int) -> Non
     """Up to a block, or two where the last one is short: else the last would mix few blocks."""
     lengths = [len(window) for window in windows(WindowShuffle(num_rows, 0, block, block * blocks))]
     assert sum(lengths) == num_rows
-    assert len(lengths) == -(-(-(-num_rows // block)) // blocks)
+    assert len(lengths) == math.ceil(math.ceil(num_rows / block) / blocks)
     assert max(lengths) - min(lengths) < 2 * block
 
 

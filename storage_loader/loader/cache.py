@@ -49,10 +49,14 @@ class CacheFile:
         size = nbytes + num_blocks + 1
         self._descriptor = -1
         _make_private(path.parent)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = _open(path)
         try:
             if os.fstat(self._descriptor).st_size not in (0, size):
-                os.ftruncate(self._descriptor, 0)  # not what we write: its flags are no use
+                # Not what we write. Another file takes its name: were this one cut, a process
+                # that has it mapped would die.
+                self.close()
+                path.unlink(missing_ok=True)
+                self._descriptor = _open(path)
             os.ftruncate(self._descriptor, size)
             mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
         except BaseException:
@@ -106,6 +110,10 @@ class CacheFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _make_private(folder: Path) -> None:

@@ -78,8 +78,6 @@ def _row_numbers(index: Any, num_rows: int) -> Rows:
     """Row numbers from 0 to num_rows - 1 for an index of any kind."""
     if isinstance(index, slice):
         return np.arange(*index.indices(num_rows), dtype=np.int64)
-    if isinstance(index, range):
-        index = np.arange(index.start, index.stop, index.step, dtype=np.int64)
     numbers = np.asarray(index)
     if numbers.ndim != 1:
         raise IndexError(f"an index is a row number, a slice, or a list of them, not {index!r}")
@@ -89,6 +87,8 @@ def _row_numbers(index: Any, num_rows: int) -> Rows:
         return np.flatnonzero(numbers)
     if not len(numbers):
         return np.empty(0, np.int64)
+    if numbers.dtype == object and all(isinstance(number, int) for number in numbers):
+        raise IndexError(f"row {max(numbers, key=abs)} of a dataset of {num_rows} rows")
     if numbers.dtype.kind not in "iu":
         raise IndexError(f"row numbers are integers, not {numbers.dtype.name}")
     wrong = (numbers < -num_rows) | (numbers >= num_rows)
