@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_loader.errors import FormatError
-from storage_loader.layout import ALIGNMENT, Column, ObjectLayout, block_rows
+from storage_loader.layout import Column, ObjectLayout, block_rows
 from storage_loader.ranges import Range, coalesce
 from storage_loader.schema import Schema
 
@@ -160,16 +160,17 @@ def test_blocks_by_their_place_in_the_table() -> None:
         ({"offsets": {"a": 1088, "b": 320, "empty": 0}}, "'a' at bytes 1088 to 2088 of 2152"),
         ({"offsets": {"a": 1152, "b": 384, "empty": 0}}, "'a' at bytes 1152 to 2152 of 2152"),
         ({"offsets": {"a": 1152, "b": 0, "empty": 0}}, "'b' at bytes 0 to 800 of 2152"),
+        ({"nbytes": 3000, "offsets": {"a": 1184, "b": 320, "empty": 0}},
+         "'a' at bytes 1184 to 2184 of 3000"),
         ({"rows": 101}, "'a' at bytes 1152 to 2162 of 2152"),
         ({"blocks": {"a": 1, "b": 100, "empty": 1}}, "'b' at bytes 320 to 1120 of 2152"),
     ],
-)
+)  # fmt: skip
 def test_parts_may_not_overlap_nor_leave_the_object(changes: dict, part: str) -> None:
     with pytest.raises(FormatError) as error:
         layout(**changes)
     assert str(error.value) == (
-        f"object layout: {part} overlaps another part, lies outside or is not on a "
-        f"{ALIGNMENT}-byte boundary"
+        f"object layout: {part} overlaps another part, lies outside or is not on a 64-byte boundary"
     )
 
 
