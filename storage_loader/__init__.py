@@ -1,6 +1,6 @@
 """Training datasets as HDF5 objects on MinIO, any S3 or a folder."""
 
-from .catalog import DatasetInfo, delete, list_datasets
+from .catalog import DatasetInfo, Version, delete, list_datasets
 from .config import DataConfig
 from .errors import StorageLoaderError
 from .loader import DataLoader, Dataset, split
@@ -17,6 +17,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "StorageLoaderError",
+    "Version",
     "delete",
     "list_datasets",
     "save",

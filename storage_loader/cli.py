@@ -76,7 +76,9 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
         for info in infos
     ]
     if not rows:
-        click.echo("no dataset", err=True)
+        click.echo(
+            f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True
+        )
         return
     _table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
 

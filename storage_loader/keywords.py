@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-from .errors import UnknownNameError
+from .errors import ConfigError, UnknownNameError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,12 +25,20 @@ def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> 
             raise UnknownNameError(f"unknown {what} {name!r}{nearest(name, valid)}")
 
 
+def flag(name: str, value: object) -> bool:
+    """The value of a keyword that is True or False; a string such as "false" is neither."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} {value!r}: True or False")
+    return value
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message: the nearest valid name, else all of them."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(str(name), valid, n=1)
+    lower = {known.lower(): known for known in valid}
+    close = difflib.get_close_matches(str(name).lower(), lower, n=1)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {lower[close[0]]!r}?"
     return f"; valid: {', '.join(map(repr, valid))}" if valid else ""
 
 

@@ -78,7 +78,7 @@ def test_ls_where(filled: str, where: list[str], found: list[str]) -> None:
     options = [word for condition in where for word in ("--where", condition)]
     result = run("ls", filled, *options)
     assert [line.split()[1] for line in result.stdout.splitlines()[1:]] == found
-    assert result.stderr == ("" if found else "no dataset\n")
+    assert result.stderr == ("" if found else f"no dataset in file://{filled}\n")
     assert result.exit_code == 0
 
 
@@ -94,7 +94,7 @@ def test_where_compares_what_was_typed(folder: dict[str, str]) -> None:
 def test_ls_without_storage_lists_the_default_one(
     filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("ls").stderr == "no dataset\n"
+    assert run("ls").stderr.startswith("no dataset in file:///")
     monkeypatch.setenv("STORAGE_LOADER_STORAGE", filled)
     assert run("ls").stdout == run("ls", filled).stdout != ""
     assert run("ls", f"file://{filled}").stdout == run("ls", filled).stdout

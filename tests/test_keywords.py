@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
-from storage_loader import errors
-from storage_loader.errors import StorageLoaderError, UnknownNameError
+from storage_loader import DataConfig, DataLoader, DataSaver, errors
+from storage_loader.errors import ConfigError, StorageLoaderError, UnknownNameError
 from storage_loader.keywords import checked_keywords, nearest, reject_unknown
 
 
@@ -108,3 +109,20 @@ def test_each_error_is_a_standard_one_too(error: type, standard: type) -> None:
 
 def test_every_error_is_in_the_tree() -> None:
     assert all(issubclass(e, StorageLoaderError) for e in ERRORS)
+
+
+@pytest.mark.parametrize("value", ["false", "no", 0, 1, None])
+def test_a_flag_is_true_or_false_and_nothing_like_it(value: object, tmp_path: Path) -> None:
+    config = DataConfig("flags", [("x", "int64")], storage=tmp_path)
+    message = rf"^\w+ {value!r}: True or False$"
+    for name in ("refresh", "progress"):
+        with pytest.raises(ConfigError, match=message):
+            DataSaver(config, **{name: value})  # type: ignore[arg-type]
+    for name in ("as_tuple", "index", "drop_last"):
+        with pytest.raises(ConfigError, match=message):
+            DataLoader(config, **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_nearest_name_is_found_in_any_case() -> None:
+    assert nearest("X", ["x", "why"]) == "; did you mean 'x'?"
+    assert nearest("batchsize", ["BATCH_SIZE"]) == "; did you mean 'BATCH_SIZE'?"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DataConfig, JSONScalar
-from ..errors import BucketNotFoundError, DatasetNotFoundError
+from ..errors import BucketNotFoundError, ConfigError, DatasetNotFoundError
 from ..keywords import checked_keywords
 from ..store import open_store
 from .catalog import Catalog, stored_datasets
@@ -45,6 +45,8 @@ def list_datasets(
     `DataConfig`. A bucket that does not exist holds none only where it is the default one;
     else `BucketNotFoundError`.
     """
+    if where is not None and not isinstance(where, Mapping):
+        raise ConfigError(f"where {where!r}: a dict of values that `additional` has")
     settings: dict[str, Any] = {
         "storage": storage,
         "endpoint": endpoint,
@@ -83,6 +85,7 @@ def dataset_info(config: DataConfig) -> DatasetInfo:
     )
 
 
+@checked_keywords
 def delete(config: DataConfig) -> None:
     """Remove a dataset with all its versions; `DatasetNotFoundError` where there is none."""
     Catalog(config).delete()

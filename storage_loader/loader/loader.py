@@ -14,7 +14,7 @@ import numpy as np
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, flag
 from ..process import PerProcess
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
@@ -91,7 +91,7 @@ class DataLoader(View):
             transform=transform,
             as_tuple=as_tuple,
             cache_dir=cache_dir,
-            keep=not index,
+            keep=not flag("index", index),
         )
         self._single_rows = batch_size is None
         self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
@@ -99,7 +99,7 @@ class DataLoader(View):
             raise ConfigError(f"shuffle {shuffle!r}: False, True or 'global'")
         self._shuffle: Shuffle = shuffle
         self._seed = _whole("seed", seed, 0)
-        self._last_batch = _last_batch(last_batch, drop_last)
+        self._last_batch = _last_batch(last_batch, flag("drop_last", drop_last))
         self._subset = subset
         self._given_ranks = _ranks(rank, world_size)
         self._extras = _extras(extras)

@@ -11,6 +11,7 @@ import platformdirs
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError, TransformError
+from ..keywords import flag
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from .cache import Cache
@@ -44,7 +45,7 @@ class View:
         self._attributes = attributes
         self._wanted_version = version
         self._transform = transform
-        self._as_tuple = as_tuple
+        self._as_tuple = flag("as_tuple", as_tuple)
         self._cache_dir = cache_dir
         self._keep = keep
         self._snapshot: Snapshot | None = None

@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import tempfile
 import traceback
 from collections import deque
@@ -104,7 +105,8 @@ class Workers(Generic[T]):
         process.join(timeout=5)
         return LoaderError(
             f"worker process {process.pid} ended with exit code {process.exitcode} before it "
-            "handed its batch back; was it killed, or out of memory?"
+            "handed its batch back; was it killed, or out of memory? A script that uses "
+            "num_workers needs the guard `if __name__ == '__main__':`, since workers import it"
         )
 
     def close(self) -> None:
@@ -122,6 +124,7 @@ class Workers(Generic[T]):
 
 def _serve(connection: multiprocessing.connection.Connection[Any, Any], payload: bytes) -> None:
     """A worker's life: it ends when the parent closes the connection or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes
     job: Job = pickle.loads(payload)
     while True:
         try:

@@ -17,7 +17,7 @@ from ..catalog import Catalog
 from ..config import DataConfig
 from ..errors import BucketNotFoundError, ConfigError, SaverError, SchemaError, StorageLoaderError
 from ..hdf5 import capacity
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, flag
 from ..schema import Schema
 from .batch import as_arrays
 from .buffer import ObjectBuffer
@@ -67,9 +67,9 @@ class DataSaver:
         if type(num_worker_threads) is not int or num_worker_threads < 1:
             raise ConfigError(f"num_worker_threads {num_worker_threads!r}: at least 1")
         self.config = config
-        self._refresh = refresh
+        self._refresh = flag("refresh", refresh)
         self._num_threads = num_worker_threads
-        self._progress = progress
+        self._progress = flag("progress", progress)
         self._writer = secrets.token_hex(8)
         self._number = 0
         self._rows = _Rows()

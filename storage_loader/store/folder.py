@@ -66,6 +66,8 @@ class FolderStore(Store):
         except StoreError:
             raise
         except FileNotFoundError as error:
+            if verb == "put":
+                raise StoreError(f"{place}: its folder cannot be made") from error
             raise ObjectNotFoundError(f"{place}: there is no such object") from error
         except FileExistsError as error:
             raise ObjectExistsError(f"{place}: the object exists") from error

@@ -89,7 +89,7 @@ class ObstoreS3(Store):
             },
             retry_config={
                 "max_retries": MAX_RETRIES,
-                "retry_timeout": timedelta(seconds=60),
+                "retry_timeout": timedelta(seconds=READ_TIMEOUT),
                 "backoff": {
                     "init_backoff": timedelta(seconds=0.1),
                     "max_backoff": timedelta(seconds=2),
