@@ -12,7 +12,6 @@ from storage_loader import DataConfig, DataLoader, save
 from storage_loader.loader.held import spare_gap
 from storage_loader.loader.order import Order, make_order
 from storage_loader.loader.order.orders import _window
-from storage_loader.loader.order.permutation import random_words
 from storage_loader.loader.partition import Partition
 from storage_loader.loader.plan import Epoch, chunks
 from storage_loader.loader.subset import Subset
@@ -105,9 +104,3 @@ def test_a_rank_computes_the_same_rows_alone(world: int, num_rows: int) -> None:
         own = np.arange(rank, num_rows, world)
         _window.cache_clear()  # else what was computed for others would do
         assert make().rows(3, own).tolist() == whole[own].tolist()
-
-
-def test_random_words_from_the_middle() -> None:
-    words = random_words(50, 1, 2).tolist()
-    for start in range(50):
-        assert random_words(50 - start, 1, 2, start=start).tolist() == words[start:]

@@ -75,7 +75,7 @@ def _listed(listed: Any, num_rows: int) -> Rows:
     return rows
 
 
-_STREAM = 4  # apart from the streams of the orders
+_STREAM = 5  # apart from the streams of the orders
 
 
 def split_rows(num_rows: int, fractions: Sequence[float], seed: int) -> list[Rows]:

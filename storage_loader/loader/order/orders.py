@@ -14,12 +14,10 @@ import numpy.typing as npt
 
 from .permutation import (
     Permutation,
-    Words,
     in_a_row,
     permutation,
     random_words,
-    shuffled_group,
-    shuffled_groups,
+    shuffled,
 )
 
 Rows = npt.NDArray[np.int64]
@@ -187,9 +185,11 @@ class WindowShuffle:
 
 
 class _Window:
-    """The rows of one window, by lanes: each is shuffled when it is first asked for.
+    """The rows of one window, by lanes: each is mixed when it is first asked for.
 
     So a rank among W computes about 1/W of it. Threads may share one: they write the same.
+    The lanes of a window share one random order, which each begins at a random place: what
+    they mix differs, and sorting a random word for every row would take twice as long.
     """
 
     def __init__(self, order: WindowShuffle, epoch: int, number: int) -> None:
@@ -201,10 +201,12 @@ class _Window:
         # window that is, is drawn too.
         least, longer = divmod(self._count, LANES)
         lengths = np.full(LANES, least) + (np.arange(LANES) < longer)
-        lanes = shuffled_groups(_ONE_GROUP, 1, _LANES, *self._key)
+        lanes = shuffled(LANES, _LANES, *self._key)
         stops = np.cumsum(lengths[lanes])
         self._stops = dict(zip(lanes.tolist(), stops.tolist(), strict=True))
         self._lengths: list[int] = lengths.tolist()
+        self._turns: list[int] = random_words(LANES, _TURNS, *self._key).tolist()
+        self._mixes: dict[int, Rows] = {}
         self._rows = np.empty(self._count, np.int64)  # in order, of those lanes that are done
         self._done = np.zeros(LANES, bool)
 
@@ -214,38 +216,35 @@ class _Window:
             asked = ~self._done
             if len(places) <= self._count - self._lengths[-1]:  # else none is left out
                 asked &= np.bincount(places % LANES, minlength=LANES) > 0
-            self._shuffle(np.flatnonzero(asked).tolist())
+            for lane in np.flatnonzero(asked).tolist():
+                self._rows[lane::LANES] = self._lane(lane)
+                self._done[lane] = True
         return in_a_row(self._rows, places)
 
-    def _shuffle(self, lanes: list[int]) -> None:
-        # One draw of all words costs half as much as one for each lane.
-        key = _WINDOW, *self._key
-        words = random_words(self._count, *key) if len(lanes) == LANES else None
-        for lane in lanes:
-            start, stop = self._stops[lane] - self._lengths[lane], self._stops[lane]
-            if words is None:
-                own = random_words(stop - start, *key, start=start)
-            else:
-                own = words[start:stop]
-            self._rows[lane::LANES] = self._lane(own, start)
-            self._done[lane] = True
-
-    def _lane(self, words: Words, start: int) -> Rows:
-        """The rows of a lane in order; it begins at slot `start` of the blocks laid end to end."""
+    def _lane(self, lane: int) -> Rows:
+        """The rows of a lane in order."""
         block, num_rows = self._order.block, self._order.num_rows
+        length, stop = self._lengths[lane], self._stops[lane]
+        start = stop - length  # slot of the blocks laid end to end
         first = start // block
-        starts = self._blocks[first : -(-(start + len(words)) // block)]
+        starts = self._blocks[first : -(-stop // block)]
         rows = (starts[:, None] + np.arange(block)).reshape(-1)
         if len(starts) and starts.max() + block > num_rows:
             rows[rows >= num_rows] -= num_rows
-        slots = shuffled_group(words, start, self._count, LANES)
-        slots -= first * block
-        lane_rows: Rows = rows[slots]
+        own = rows[start - first * block : stop - first * block]
+        turn = self._turns[lane] % max(1, length)
+        lane_rows: Rows = own[self._mixed(length)[turn : turn + length]]
         return lane_rows
 
+    def _mixed(self, length: int) -> Rows:
+        """0 .. length-1 in random order, twice over: a lane begins at any place of it."""
+        if length not in self._mixes:
+            once = shuffled(length, _MIX, length, *self._key)
+            self._mixes[length] = np.concatenate([once, once])
+        return self._mixes[length]
 
-_BLOCKS, _WINDOW, _SHIFT, _LANES = range(4)  # which of an epoch's random streams
-_ONE_GROUP = np.zeros(LANES, np.int64)
+
+_BLOCKS, _MIX, _SHIFT, _LANES, _TURNS = range(5)  # which of an epoch's random streams
 
 
 @lru_cache(maxsize=8)

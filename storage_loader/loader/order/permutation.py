@@ -21,14 +21,13 @@ Permutation = Callable[[Numbers], Numbers]
 
 EXACT = 2**20  # numbers up to which a permutation is exact, at 8 bytes each
 _ROUNDS = 6
-_PHILOX_WORDS = 4  # from one value of its counter
 _CHUNK = 2**16  # positions at a time: temporary arrays stay in the processor's cache
 
 
 def permutation(count: int, *key: int) -> Permutation:
     """The permutation of `count` numbers under a key: maps positions to numbers."""
     if count <= EXACT:
-        table = shuffled_groups(np.zeros(count, np.int64), 1, *key)
+        table = shuffled(count, *key)
         return lambda positions: in_a_row(table, positions)
     return _Feistel(count, *key)
 
@@ -40,46 +39,19 @@ def in_a_row(table: Numbers, positions: Numbers) -> Numbers:
     return table[positions]
 
 
-def shuffled_groups(groups: Numbers, num_groups: int, *key: int) -> Numbers:
-    """0 .. n-1 sorted by group (`groups`, shape (n,)), in random order within each.
+def shuffled(count: int, *key: int) -> Numbers:
+    """0 .. count-1 in random order.
 
-    One sort of 64-bit words (group, random bits, number): 6 to 10 ns a number, where a
-    Fisher-Yates shuffle takes 10 to 30. With n <= `EXACT` at least 32 random bits remain, so
-    ties, which keep their order, are rare.
+    One sort of 64-bit words (random bits, number): 6 to 10 ns a number, where a Fisher-Yates
+    shuffle takes 10 to 30. With count <= `EXACT` at least 44 random bits remain, so ties, which
+    keep their order, are rare.
     """
-    words = random_words(len(groups), *key)
-    group_bits = (num_groups - 1).bit_length()
-    number_bits = _number_bits(len(groups))
-    _tag(words, 0, number_bits, group_bits)
-    if group_bits:
-        words |= groups.astype(np.uint64) << np.uint64(64 - group_bits)
-    return _sorted_numbers(words, number_bits)
-
-
-def shuffled_group(words: Words, start: int, count: int, num_groups: int) -> Numbers:
-    """One group alone of `shuffled_groups` of `count` numbers: those from `start` on are in it.
-
-    `words` are the group's part of the random words, and are used up.
-    """
-    number_bits = _number_bits(count)
-    _tag(words, start, number_bits, (num_groups - 1).bit_length())
-    return _sorted_numbers(words, number_bits)
-
-
-def _number_bits(count: int) -> int:
-    return max(1, (count - 1).bit_length())
-
-
-def _tag(words: Words, start: int, number_bits: int, group_bits: int) -> None:
-    """Make room for the group, and put numbers from `start` on in the lowest bits."""
-    words >>= np.uint64(group_bits)
-    words &= ~_mask(np.uint64(number_bits))
-    words |= np.arange(start, start + len(words), dtype=np.uint64)
-
-
-def _sorted_numbers(words: Words, number_bits: int) -> Numbers:
+    number_bits = np.uint64(max(1, (count - 1).bit_length()))
+    words = random_words(count, *key)
+    words &= ~_mask(number_bits)
+    words |= np.arange(count, dtype=np.uint64)
     words.sort()
-    words &= _mask(np.uint64(number_bits))
+    words &= _mask(number_bits)
     numbers: Numbers = words.view(np.int64)
     return numbers
 
@@ -132,16 +104,10 @@ def _mask(bits: np.uint64) -> np.uint64:
     return mask
 
 
-def random_words(count: int, *key: int, start: int = 0) -> Words:
-    """Random 64-bit words, the same for the same key of any whole numbers.
-
-    They are `count` words of an endless row, from word `start` on.
-    """
+def random_words(count: int, *key: int) -> Words:
+    """Random 64-bit words, the same for the same key of any whole numbers."""
     text = ",".join(str(int(part)) for part in key)
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     stream = np.random.Philox(key=np.frombuffer(digest, "<u8").astype(np.uint64))
-    skipped = start % _PHILOX_WORDS
-    if start:
-        stream.advance(start // _PHILOX_WORDS)
-    words: Words = stream.random_raw(skipped + count)
-    return words[skipped:]
+    words: Words = stream.random_raw(count)
+    return words
