@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from storage_loader import DataConfig
-from storage_loader.store import obstore_s3, open_store
+from storage_loader.store import obstore_s3
+from storage_loader.store.s3_place import S3Place
 
 
 @pytest.mark.parametrize(
