@@ -102,11 +102,11 @@ def _spread(spread: Spread) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def _target(at_least: float | None, at_most: float | None, holds: bool | None) -> str:
     if holds is None:
         return ""
-    words = f"at least {at_least:g}" if at_least is not None else f"at most {at_most:g}"
+    words = f"at least {at_least:.4g}" if at_least is not None else f"at most {at_most:.4g}"
     return f"{words}: {'yes' if holds else 'NO'}"
