@@ -957,6 +957,7 @@ def test_where_keeps_those_that_agree(memory: dict[str, str]) -> None:
     assert found({"v": 1}) == [{"split": "test", "v": 1}, {"split": "train", "v": 1}]
     assert found({"v": 1, "split": "test"}) == [{"split": "test", "v": 1}]
     assert found({"v": 3}) == found({"w": 1}) == found({"split": None}) == []
+    assert found({"v": True}) == found({"v": 1.0}) == []  # other datasets, as JSON knows them
     assert len(found({})) == len(found(None)) == 4
 
 

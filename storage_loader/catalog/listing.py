@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import DataConfig, JSONScalar
+from ..config import DataConfig, JSONScalar, canonical_json
 from ..errors import BucketNotFoundError, ConfigError, DatasetNotFoundError
 from ..keywords import checked_keywords
 from ..store import open_store
@@ -65,12 +65,17 @@ def list_datasets(
     infos = []
     for identity, schema in found:
         additional: Any = identity["additional"]
-        if where and any(k not in additional or additional[k] != v for k, v in where.items()):
+        if where and not all(_has(additional, key, value) for key, value in where.items()):
             continue
         config = DataConfig(str(identity["name"]), schema, additional, **settings)
         with contextlib.suppress(DatasetNotFoundError):  # deleted since it was listed
             infos.append(dataset_info(config))
     return infos
+
+
+def _has(additional: Mapping[str, JSONScalar], key: str, value: JSONScalar) -> bool:
+    """Whether the value is there, as JSON knows it: 1, 1.0 and True name different datasets."""
+    return key in additional and canonical_json(additional[key]) == canonical_json(value)
 
 
 def dataset_info(config: DataConfig) -> DatasetInfo:

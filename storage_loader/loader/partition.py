@@ -66,6 +66,9 @@ class Partition:
 
     def full_batches(self, first: int, stop: int, rank: int) -> Rows:
         """The rank's positions in global batches `first` to `stop`, all full: (batches, rows)."""
+        if self.world_size == 1:
+            start, end = (self.start + n * self.batch_size for n in (first, stop))
+            return np.arange(start, end).reshape(-1, self.batch_size)
         starts = self.start + np.arange(first, stop)[:, None] * self.global_size
         if self.contiguous:
             return starts + rank * self.batch_size + np.arange(self.batch_size)

@@ -120,16 +120,18 @@ class WindowShuffle:
     contiguous: ClassVar[bool] = False
 
     def rows(self, epoch: int, positions: Rows) -> Rows:
-        out = np.empty(len(positions), np.int64)
+        pieces = []
         start = 0
         while start < len(positions):
             number = self._window_of(int(positions[start]))
             first, end = self._window_starts[number : number + 2].tolist()
             stop = int(np.searchsorted(positions, end))
             window = _window(self, epoch, number)
-            out[start:stop] = window.rows(positions[start:stop] - first)
+            pieces.append(window.rows(positions[start:stop] - first))
             start = stop
-        return out
+        if len(pieces) == 1:  # most often: large arrays are what an order costs
+            return pieces[0]
+        return np.concatenate([np.empty(0, np.int64), *pieces])
 
     def window_end(self, position: int) -> int | None:
         if position >= self.num_rows:
