@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import stat
 import subprocess
 import sys
@@ -22,8 +23,9 @@ import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from rows import ROW, config, in_batches, make, numbers_in
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, save
 from storage_loader.catalog import Catalog
+from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     ChecksumError,
     LoaderError,
@@ -676,3 +678,20 @@ def test_the_cache_goes_where_the_user_has_it(
     watch(monkeypatch, local=False)
     assert len(numbers_in(DataLoader(one_object, batch_size=50), LARGE)) == 400
     assert len(cached_files(Path(os.environ["XDG_CACHE_HOME"]))) == 1
+
+
+def test_a_cache_that_is_removed_under_a_loader_is_filled_again(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also of objects that were complete, and whose maps were dropped since: never zeros."""
+    wide = (Attribute(ROW, "int64"), Attribute("pixels", "uint8", (9000,)))  # 7 rows an object
+    the_config = config(memory, max_object_size=MIN_OBJECT_SIZE, attributes=wide)
+    save(the_config, make(range(200), wide))
+    watch(monkeypatch, local=False)
+    loader = DataLoader(the_config, batch_size=16, cache_dir=tmp_path / "cache")
+    assert numbers_in(loader, wide) == list(range(200))
+    assert loader._source.is_complete
+    shutil.rmtree(tmp_path / "cache")
+    loader._source._held.clear()  # as if more objects had been opened than are kept
+    assert numbers_in(loader, wide) == list(range(200))
+    assert numbers_in(loader, wide) == list(range(200))

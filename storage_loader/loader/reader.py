@@ -59,6 +59,10 @@ def due_batches(
             yield _due(Chunk(epoch, number, number + 1))
         return
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
+    plan = chunks(epoch, most=max(1, prefetch // 2 // batch_nbytes))
+    if source.is_complete:  # nothing to overlap with: threads would only take from the gather
+        yield from map(_due, plan)
+        return
     stop = threading.Event()
 
     def prepare(chunk: Chunk) -> Due:
@@ -70,7 +74,6 @@ def due_batches(
         return due
 
     with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
-        plan = chunks(epoch, most=max(1, prefetch // 2 // batch_nbytes))
         ready = ahead(prepare, plan, depth=_AHEAD, threads=_AHEAD)
         try:
             yield from ready

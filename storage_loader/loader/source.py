@@ -80,12 +80,15 @@ class Source:
         return ensure
 
     def gather(self, rows: Rows) -> dict[str, Array]:
-        """Like `read`, of rows whose `missing` calls have returned."""
+        """Like `read`; what `missing` did not make ready is waited for."""
         out = allocate(self._schema, rows)
         for group in by_object(self._snapshot.starts, rows):
-            columns = self._object(group.index).columns
+            held = self._object(group.index)
+            if not self._complete[group.index]:  # a cache file may have gone and come back empty
+                stored = self._snapshot.objects[group.index]
+                held.ensure(needed_blocks(stored, self._schema, group.rows), threading.Event())
             for name, array in out.items():
-                copy_rows(array, group.positions, columns[name], group.rows)
+                copy_rows(array, group.positions, held.columns[name], group.rows)
         return out
 
     def _object(self, index: int) -> HeldObject:
@@ -94,17 +97,22 @@ class Source:
             if held is not None:
                 self._held.move_to_end(index)
                 return held
-            stored = self._snapshot.objects[index]
-            verified = self._verified.setdefault(index, np.zeros(stored.layout.num_checksums, bool))
-        key = self._snapshot.key(index)
-        file = (
-            self._cache.open(key, stored.nbytes, stored.layout.num_checksums)
-            if self._cache is not None
-            else None
-        )
+        stored = self._snapshot.objects[index]
+        key, blocks = self._snapshot.key(index), stored.layout.num_checksums
+        file = None if self._cache is None else self._cache.open(key, stored.nbytes, blocks)
+        with self._lock:
+            if self._complete[index] and file is None:
+                verified = np.ones(blocks, bool)
+            elif file is None:
+                verified = self._verified.setdefault(index, np.zeros(blocks, bool))
+            else:
+                verified = np.zeros(blocks, bool)  # of this file: another may have been here
         made = HeldObject(stored, self._schema, self._store, key, verified, file)
         with self._lock:
             held = self._held.setdefault(index, made)
+            if held is made and file is not None:
+                self._verified[index] = verified
+                self._complete[index] = False
             while len(self._held) > self._max_held:
                 self._held.popitem(last=False)
         return held
