@@ -174,7 +174,7 @@ name = "parent" if pid else "child"
 store.put(name, name.encode())
 assert store.get(name) == name.encode()
 # One write: both processes share the pipe, and print makes several where it is unbuffered.
-os.write(1, f"{name} {type(store._client).__name__}\n".encode())
+os.write(1, f"{name} {type(store._client).__name__}\\n".encode())
 if pid:
     assert os.waitpid(pid, 0)[1] == 0
 """
