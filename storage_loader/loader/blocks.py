@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,32 @@ class Checksums:
             f"{self._place}: attribute {name!r}, rows {first} to {stop} of this object differ "
             "from their checksum; the object was altered or damaged after it was saved"
         )
+
+
+@dataclass(frozen=True)
+class ObjectRows:
+    """Rows that lie in one object."""
+
+    index: int  # of the object in the snapshot
+    rows: Rows  # in the object; ascending, each once
+    place: int  # of the first of them among the rows that were grouped
+
+
+def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
+    """Group rows of the dataset, which ascend; `starts` as in `Snapshot.starts`."""
+    if not len(rows):
+        return
+    if len(rows) < len(starts):  # whichever is fewer is looked up in the other
+        objects = np.searchsorted(starts, rows, "right") - 1
+        cuts = np.append(0, np.flatnonzero(np.diff(objects)) + 1)
+        found = objects[cuts]
+    else:
+        places = np.searchsorted(rows, starts)
+        found = np.flatnonzero(np.diff(places))
+        cuts = places[found]
+    stops = np.append(cuts[1:], len(rows))
+    for index, place, stop in zip(found.tolist(), cuts.tolist(), stops.tolist(), strict=True):
+        yield ObjectRows(index, rows[place:stop] - starts[index], place)
 
 
 def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArray[np.bool_]:

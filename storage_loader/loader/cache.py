@@ -3,16 +3,26 @@
 A cache file is a sparse copy of its object, followed by a flag for each block that is there
 and one for the checksum table. The flags only save requests: whoever maps the file verifies
 each block by its checksum before first use, so a file that was damaged or cut short, or whose
-process died while it wrote, is fetched again where it is wrong. Processes may share a file:
-they write equal bytes to equal places.
+process died while it wrote, is fetched again where it is wrong.
+
+Processes share the files. Who fetches blocks holds a lock on their flags meanwhile, so that
+each is fetched once; who has a file open holds a shared lock on the file, and only a file
+without one is evicted. Both locks belong to an open file: they end with their holder.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import logging
 import mmap
 import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +31,165 @@ import numpy.typing as npt
 from ..errors import LoaderError
 from ..store import Buffer, Store
 
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".cached"
+_SPARE_SHARE = 20  # of the disk, 1/20 stays free where no size is given
+_EVICTED_SHARE = 16  # free 1/16 more than is asked for: the folder is walked less often
+_POLL = 0.005  # s between attempts to get a lock that another process holds ...
+_MAX_POLL = 0.1  # ... doubling up to here
+_REFUSED = 60.0  # s without another attempt on a full disk
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class CacheFullError(Exception):
+    """The disk took no more: what was to be kept goes through memory."""
+
 
 class Cache:
-    """A folder of cache files. Keys are written once, so that nothing in it gets stale."""
+    """A folder of cache files. Keys are written once, so that nothing in it gets stale.
 
-    def __init__(self, folder: str | os.PathLike[str], store: Store) -> None:
+    Everything lies in a folder of the user's own below `folder`, and nothing else there is
+    touched. Thread-safe.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], store: Store, size: int | None = None
+    ) -> None:
+        """`size`: bytes that all cache files of this user in `folder` may take; None: what the
+        disk has, less a twentieth.
+        """
         origin = hashlib.sha256(store.origin.encode()).hexdigest()[:16]  # two places never mix
-        self._folder = Path(folder) / origin
+        self._own = Path(folder) / f"user-{os.getuid()}"
+        self._folder = self._own / origin
+        self._size = size
+        self._lock = threading.Lock()
+        self._counted = False  # what lay here before, and what killed processes left
+        self._warned = False
+        self._refused_until = 0.0  # by the monotonic clock
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether so many bytes fit, if everything else were evicted."""
+        if self._size is not None:
+            return nbytes <= self._size
+        self._prepare()
+        disk = os.statvfs(self._own)
+        return nbytes <= disk.f_blocks * disk.f_frsize // 2
 
     def open(self, key: str, nbytes: int, num_blocks: int) -> CacheFile:
-        """The file of an object of `nbytes` bytes; made where it is missing."""
+        """The file of an object of `nbytes` bytes; made where it is missing.
+
+        Raises `LoaderError` where the folder cannot be used.
+        """
         try:
-            return CacheFile(self._folder / f"{key}.cached", nbytes, num_blocks)
+            return CacheFile(self._folder / f"{key}{_SUFFIX}", nbytes, num_blocks)
         except OSError as error:
-            raise LoaderError(
-                f"the cache {self._folder} cannot be used: {error}; give another cache_dir, or use "
-                "index=True, which keeps nothing"
-            ) from error
+            if error.errno in _FULL:
+                raise CacheFullError from error
+            raise self._unusable(error) from error
+
+    def reserve(self, nbytes: int) -> bool:
+        """Count `nbytes` more in the cache, evicting what was not used for longest.
+
+        False where they do not fit: other files are in use, or it is too small.
+        """
+        if time.monotonic() < self._refused_until:
+            return False
+        try:
+            if self._size is None and self._free() >= nbytes:
+                return True
+            with self._usage() as usage:
+                room = self._room(usage)
+                if room < nbytes:
+                    wanted = nbytes + (self._size or 0) // _EVICTED_SHARE
+                    room = self._evict(usage, wanted)
+                if room < nbytes:
+                    return False
+                usage.total += nbytes
+                return True
+        except OSError as error:
+            if error.errno in _FULL:
+                return False
+            raise self._unusable(error) from error
+
+    def refuse(self) -> None:
+        """Take nothing for a minute: the disk was full, whatever it says."""
+        self._refused_until = time.monotonic() + _REFUSED
+        self.warn_full()
+
+    def warn_full(self) -> None:
+        """Say once that objects pass through memory instead."""
+        with self._lock:
+            if self._warned:
+                return
+            self._warned = True
+        limit = "its disk is full" if self._size is None else f"cache_size is {self._size} bytes"
+        _log.warning(
+            "the cache %s takes no more (%s, or what it holds is in use): data passes through "
+            "memory and is fetched again in the next epoch",
+            self._own,
+            limit,
+        )
+
+    def _room(self, usage: _Usage) -> int:
+        return self._free() if self._size is None else self._size - usage.total
+
+    def _free(self) -> int:
+        """Bytes of the disk that are free, less those that stay so."""
+        disk = os.statvfs(self._own)
+        return (disk.f_bavail - disk.f_blocks // _SPARE_SHARE) * disk.f_frsize
+
+    def _evict(self, usage: _Usage, wanted: int) -> int:
+        """Delete files that nobody has open until there is room for `wanted` bytes."""
+        files = sorted(_cache_files(self._own))  # by time of last use
+        usage.total = sum(nbytes for _, nbytes, _ in files)  # what killed processes reserved goes
+        room = self._room(usage)
+        for _, nbytes, path in files:
+            if room >= wanted:
+                break
+            if _delete_unused(path):
+                usage.total -= nbytes
+                room += nbytes
+        return room
+
+    @contextmanager
+    def _usage(self) -> Iterator[_Usage]:
+        """What all files take, to be changed by this process alone meanwhile."""
+        self._prepare()
+        descriptor = os.open(self._own / "usage", _FLAGS, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            usage = _Usage(descriptor)
+            if not self._counted:
+                usage.total = sum(nbytes for _, nbytes, _ in _cache_files(self._own))
+                self._counted = True
+            yield usage
+            usage.write()
+        finally:
+            os.close(descriptor)
+
+    def _prepare(self) -> None:
+        _make_private(self._own)
+
+    def _unusable(self, error: OSError) -> LoaderError:
+        return LoaderError(
+            f"the cache {self._folder} cannot be used: {error}; give another cache_dir, or use "
+            "index=True or cache_size=0, which keep nothing"
+        )
+
+
+class _Usage:
+    """Bytes that the cache files take, as far as was counted."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        text = os.pread(descriptor, 32, 0).strip()
+        self._read = int(text) if text.isdigit() else 0
+        self.total = self._read
+
+    def write(self) -> None:
+        if self.total != self._read:
+            os.pwrite(self._descriptor, b"%31d\n" % self.total, 0)
 
 
 class CacheFile:
@@ -49,15 +201,10 @@ class CacheFile:
         size = nbytes + num_blocks + 1
         self._descriptor = -1
         _make_private(path.parent)
-        self._descriptor = _open(path)
+        self._descriptor = _open_shared(path, size)
         try:
-            if os.fstat(self._descriptor).st_size not in (0, size):
-                # Not what we write. Another file takes its name: were this one cut, a process
-                # that has it mapped would die.
-                self.close()
-                path.unlink(missing_ok=True)
-                self._descriptor = _open(path)
             os.ftruncate(self._descriptor, size)
+            os.utime(self._descriptor)  # last used now
             mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
         except BaseException:
             self.close()
@@ -69,15 +216,46 @@ class CacheFile:
     @property
     def present(self) -> npt.NDArray[np.bool_]:
         """By place in the checksum table: whether the block is there, as far as is known."""
-        return self._flags[:-1].astype(bool)
+        return np.equal(self._flags[:-1], 1)
 
     @property
     def has_table(self) -> bool:
         """Whether the checksum table is there, as far as is known."""
-        return bool(self._flags[-1])
+        return bool(self._flags[-1] == 1)
+
+    @contextmanager
+    def fetching(self, first: int, stop: int, ended: threading.Event) -> Iterator[None]:
+        """Hold the lock on the flags `first` to `stop`, so that no other process fetches these.
+
+        Where the system has no such locks, processes may fetch the same. Gives way without the
+        lock once `ended` is set.
+        """
+        pause = _POLL
+        while not self._locked(fcntl.F_WRLCK, first, stop):
+            if ended.wait(pause):
+                break
+            pause = min(2 * pause, _MAX_POLL)
+        try:
+            yield
+        finally:
+            self._locked(fcntl.F_UNLCK, first, stop)
+
+    def _locked(self, kind: int, first: int, stop: int) -> bool:
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            return True
+        wanted = struct.pack(
+            "hhqqi4x", kind, os.SEEK_SET, self._flags_start + first, stop - first, 0
+        )
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put bytes where they lie in the object."""
+        """Put bytes where they lie in the object. Raises `CacheFullError`."""
         self._write(offset, memoryview(data).cast("B"))
 
     def mark(self, first: int, stop: int) -> None:
@@ -95,15 +273,12 @@ class CacheFile:
                 written = os.pwrite(self._descriptor, view, offset)
                 offset, view = offset + written, view[written:]
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise LoaderError(
-                f"the disk of the cache {self._path.parent} is full; free it, give another "
-                "cache_dir, or use index=True, which keeps nothing"
-            ) from error
+            if error.errno in _FULL:
+                raise CacheFullError from error
+            raise
 
     def close(self) -> None:
-        """Close the file; the map lives on as long as its views."""
+        """Close the file; the map lives on, and holds the lock, as long as its views."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -112,8 +287,55 @@ class CacheFile:
         self.close()
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _open_shared(path: Path, size: int) -> int:
+    """The file, empty or of this size, with the lock that keeps it from eviction."""
+    while True:
+        descriptor = os.open(path, _FLAGS, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            found = os.fstat(descriptor)
+            if found.st_nlink and found.st_size in (0, size):
+                return descriptor
+            if found.st_nlink:
+                # Not what we write. Another file takes its name: were this one cut, a process
+                # that has it mapped would die.
+                path.unlink(missing_ok=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # evicted between opening and locking, or replaced
+
+
+def _delete_unused(path: Path) -> bool:
+    """Delete a cache file unless somebody has it open; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _cache_files(folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """Of every cache file below `folder`: time of last use, bytes on the disk, path."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(_SUFFIX):
+                path = Path(place) / name
+                try:
+                    found = path.lstat()
+                except FileNotFoundError:
+                    continue
+                yield found.st_mtime_ns, found.st_blocks * 512, path
 
 
 def _make_private(folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,19 +14,22 @@ import numpy.typing as npt
 
 from ..catalog import StoredObject
 from ..errors import ChecksumError, FormatError, StoreError
-from ..layout import Column
 from ..ranges import Range, coalesce
-from ..schema import Attribute, Schema
+from ..schema import Schema
 from ..store import Buffer, Store
 from .blocks import Checksums
 from .cache import CacheFile
-from .gather import Array
+from .gather import Array, void_rows
+from .work import Work
 
 Blocks = npt.NDArray[np.bool_]
 
 _GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
 _SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
 _STREAMED = 2**20  # a longer range is written while it is received
+_LONGEST = 64 * 2**20  # one request: an object of the default size is fetched whole
+_WORK_NBYTES = 16 * 2**20  # short requests, and blocks to verify, that are one piece of work
+_WORK_REQUESTS = 32
 
 
 class HeldObject:
@@ -46,30 +50,89 @@ class HeldObject:
         self._key = key
         self._verified = verified
         self._file = file
-        self._lock = threading.Lock()
+        self._busy = np.zeros_like(verified)  # blocks that a thread fetches or verifies
+        self._changed = threading.Condition()
         self._checksums: Checksums | None = None
         self._data = store.get(key) if file is None else file.data
         if self._data.nbytes != stored.nbytes:
             raise FormatError(
                 f"{self._place} has {self._data.nbytes} bytes, its commit says {stored.nbytes}"
             )
-        self.columns: Mapping[str, Array] = {
-            a.name: _view(self._data, a, stored.layout.columns[a.name]) for a in schema
-        }
+        self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
+        for a in schema:
+            column = stored.layout.columns[a.name]
+            if column.nbytes:
+                self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
 
     @property
     def _place(self) -> str:
         return f"{self._store.url}/{self._key}"
 
-    def ensure(self, needed: Blocks, stop: threading.Event) -> None:
-        """Fetch what is missing of the `needed` blocks, and verify what was not yet.
+    def has(self, needed: Blocks) -> bool:
+        """Whether these blocks are here and verified."""
+        return not (needed & ~self._verified).any()
 
-        Returns early, with less than that, once `stop` is set. Raises `ChecksumError` or a
-        `StoreError`.
+    def missing_nbytes(self, needed: Blocks) -> int:
+        """Bytes of those of the blocks that must be fetched, as far as is known."""
+        ranges = self._stored.layout.block_ranges[needed & ~self._here()]
+        return int((ranges[:, 1] - ranges[:, 0]).sum())
+
+    def _here(self) -> Blocks:
+        if self._file is None:
+            return np.ones_like(self._verified)
+        return self._verified | self._file.present
+
+    def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
+        """What must be done so that the `needed` blocks are here and verified.
+
+        Works end early, with less than that, once `stop` is set. They raise `ChecksumError`, a
+        `StoreError` or `CacheFullError`.
         """
-        with self._lock:
+        todo = needed & ~self._verified
+        here = self._here()
+        return [
+            Work(nbytes, partial(self._ensure, some, stop), is_small=0 < nbytes < _STREAMED)
+            for mask, is_here in ((todo & here, True), (todo & ~here, False))
+            for nbytes, some in self._portions(mask, is_here=is_here)
+        ]
+
+    def ensure(self, needed: Blocks, stop: threading.Event) -> None:
+        """Do all of `works` now."""
+        for work in self.works(needed, stop):
+            work.run()
+
+    def _portions(self, mask: Blocks, *, is_here: bool) -> Iterator[tuple[int, Blocks]]:
+        """Blocks cut into pieces of work, with the bytes of each."""
+        places = np.flatnonzero(mask)
+        if not len(places):
+            return
+        ranges = self._stored.layout.block_ranges[places]
+        sizes = ranges[:, 1] - ranges[:, 0]
+        # Requests lie far from each other; a long one is a piece of work of its own.
+        breaks = np.append(True, ranges[1:, 0] - ranges[:-1, 1] > _GAP)
+        breaks[1:] |= np.diff(np.cumsum(sizes) // _LONGEST) > 0
+        request = np.cumsum(breaks) - 1
+        totals = np.bincount(request, weights=sizes)
+        works = np.empty(len(totals), np.int64)
+        work, nbytes, count = 0, 0, 0
+        for i, total in enumerate(totals.tolist()):
+            if count and (nbytes + total > _WORK_NBYTES or count == _WORK_REQUESTS):
+                work, nbytes, count = work + 1, 0, 0
+            works[i] = work
+            nbytes, count = nbytes + total, count + 1
+        for number in range(work + 1):
+            chosen = works[request] == number
+            some = np.zeros_like(mask)
+            some[places[chosen]] = True
+            yield 0 if is_here else int(sizes[chosen].sum()), some
+
+    def _ensure(self, needed: Blocks, stop: threading.Event) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._busy & needed).any())
             todo = needed & ~self._verified
-            if not todo.any():
+            self._busy |= todo
+        try:
+            if not todo.any() or stop.is_set():
                 return
             if self._file is None:
                 wrong = self._table().wrong(np.flatnonzero(todo).tolist(), self._data)
@@ -79,7 +142,12 @@ class HeldObject:
                 return
             if wrong:
                 raise self._table().error(wrong[0])
-            self._verified |= todo
+            with self._changed:
+                self._verified |= todo
+        finally:
+            with self._changed:
+                self._busy &= ~todo
+                self._changed.notify_all()
 
     def _table(self) -> Checksums:
         if self._checksums is None:
@@ -96,16 +164,37 @@ class HeldObject:
 
     def _bring(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> list[int]:
         """Complete the cache file by the blocks `todo`; those that came wrong."""
-        layout = self._stored.layout
-        has_table = file.has_table and self._has_good_table()
-        here = todo & file.present if has_table else np.zeros_like(todo)
-        if here.any():
-            damaged = self._table().wrong(np.flatnonzero(here).tolist(), self._data)
-            here[damaged] = False
-        missing = np.flatnonzero(todo & ~here)
-        if not len(missing):
+        missing = self._missing(file, todo)
+        if not missing.any():
             return []
-        ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[missing]]
+        places = np.flatnonzero(missing)
+        with file.fetching(int(places[0]), int(places[-1]) + 1, stop):
+            if stop.is_set():
+                return []
+            places = np.flatnonzero(self._missing(file, missing))  # others may have brought some
+            wrong = self._brought(file, places, stop)
+            if wrong and not stop.is_set():  # damaged on the way: once more
+                wrong = self._brought(file, np.array(wrong), stop)
+            return wrong
+
+    def _missing(self, file: CacheFile, todo: Blocks) -> Blocks:
+        """Those of the blocks that are not here whole."""
+        if not (file.has_table and self._has_good_table()):
+            return todo
+        here = todo & file.present
+        if here.any():
+            here[self._table().wrong(np.flatnonzero(here).tolist(), self._data)] = False
+        return todo & ~here
+
+    def _brought(
+        self, file: CacheFile, places: npt.NDArray[np.int64], stop: threading.Event
+    ) -> list[int]:
+        """Fetch blocks into the file, and mark them; those that came wrong."""
+        if not len(places):
+            return []
+        layout = self._stored.layout
+        ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[places]]
+        has_table = file.has_table and self._has_good_table()
         if not has_table:
             ranges.append(layout.checksums_range)
         self._fetch(file, ranges, stop)
@@ -114,10 +203,9 @@ class HeldObject:
         if not has_table:
             self._table()
             file.mark_table()
-        wrong = self._table().wrong(missing.tolist(), self._data)
-        if not wrong:
-            for first, last in _runs(missing):
-                file.mark(first, last)
+        wrong = self._table().wrong(places.tolist(), self._data)
+        for first, last in _runs(np.setdiff1d(places, wrong)):
+            file.mark(first, last)
         return wrong
 
     def _fetch(self, file: CacheFile, ranges: list[Range], stop: threading.Event) -> None:
@@ -169,10 +257,7 @@ def spare_gap(ranges: Sequence[Range]) -> int:
 
 def _runs(numbers: npt.NDArray[Any]) -> list[Range]:
     """Ascending numbers as half-open runs."""
+    if not len(numbers):
+        return []
     cuts = np.flatnonzero(np.diff(numbers) > 1) + 1
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]
-
-
-def _view(data: memoryview, attribute: Attribute, column: Column) -> Array:
-    values = np.frombuffer(data[column.offset : column.end], attribute.numpy_dtype)
-    return values.reshape(column.rows, *attribute.shape)

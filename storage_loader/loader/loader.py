@@ -19,7 +19,7 @@ from ..process import PerProcess
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
-from .reader import Due, Read, due_batches, gathered
+from .reader import Due, Read, due_batches, read_batches, unprepared
 from .state import State
 from .subset import Subset, make_subset
 from .view import Transform, View, one_row
@@ -60,10 +60,11 @@ class DataLoader(View):
         extras: Sequence[str] = (),
         epochs: int = 1,
         prefetch: int = DEFAULT_PREFETCH,
-        threads: int = 4,
+        threads: int = 8,
         block: int | None = None,
         window: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
         index: bool = False,
     ) -> None:
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
@@ -82,7 +83,9 @@ class DataLoader(View):
         `epochs`: how many one iteration runs through. `prefetch`: bytes fetched ahead,
         default 256 MiB. `threads`: fetching. `block`, `window`: rows, for `shuffle=True`.
         `cache_dir`: where objects of a network store are kept, default the user's cache
-        directory. `index`: read only the blocks of each batch's rows and never fill the cache.
+        directory. `cache_size`: bytes kept there at most, for all datasets; default what the
+        disk has, less a twentieth; 0 keeps nothing. `index`: as `cache_size=0`, never fill the
+        cache.
         """
         super().__init__(
             config,
@@ -91,7 +94,7 @@ class DataLoader(View):
             transform=transform,
             as_tuple=as_tuple,
             cache_dir=cache_dir,
-            keep=not flag("index", index),
+            cache_size=_cache_size(cache_size, flag("index", index)),
         )
         self._single_rows = batch_size is None
         self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
@@ -198,25 +201,29 @@ class DataLoader(View):
 
     def _batches(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
         """Finished batches of one epoch with their numbers."""
-        row_nbytes = self.schema.row_nbytes
-        with closing(
-            due_batches(
-                self._source,
-                epoch,
-                row_nbytes=row_nbytes,
-                prefetch=self._prefetch,
-                threads=self._threads,
-            )
-        ) as due:
-            if self._num_workers:
-                singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
-                with self._workers() as workers:
-                    for one, batch in workers.map(singles):
-                        yield one.first, batch
-                return
-            with closing(gathered(self._source, due, row_nbytes=row_nbytes)) as reads:
-                for read in reads:
-                    yield read.number, self._batch(read)
+        if self._num_workers:
+            yield from self._worked(epoch)
+            return
+        with closing(self._due(epoch)) as due:
+            for read in read_batches(self.schema, due):
+                yield read.number, self._batch(read)
+
+    def _worked(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
+        """The same from worker processes, for which this one fetches ahead into the cache."""
+        with closing(self._due(epoch)) as chunks:
+            singles = (chunk.one(i) for chunk in chunks for i in range(len(chunk.rows)))
+            with self._workers() as workers:
+                for one, batch in workers.map(singles if self._source.holds else unprepared(epoch)):
+                    yield one.first, batch
+
+    def _due(self, epoch: Epoch) -> Generator[Due, None, None]:
+        return due_batches(
+            self._source,
+            epoch,
+            row_nbytes=self.schema.row_nbytes,
+            prefetch=self._prefetch,
+            threads=self._threads,
+        )
 
     @contextmanager
     def _workers(self) -> Iterator[Workers[Due]]:
@@ -337,6 +344,12 @@ def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} {value!r}: a whole number from {least} up")
     return int(value)
+
+
+def _cache_size(cache_size: int | None, index: bool) -> int | None:
+    if cache_size is not None:
+        cache_size = _whole("cache_size", cache_size, 0)
+    return 0 if index else cache_size
 
 
 def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from .gather import Array
+from ..schema import Schema
+from .gather import Array, Ready, gathered
 from .order import Rows
 from .plan import Chunk, Epoch, chunks
-from .prefetch import ahead
 from .source import Source
+from .work import Pipeline, Preparation
 
-_AHEAD = 2  # chunks being made ready while one is consumed
-_GATHER_NBYTES = 4 * 2**20  # small batches are gathered together and sliced
-_GATHER_ROWS = 65_536
-_READ_AHEAD = 3  # batches read at once where nothing is held
+_CHUNKS = 4  # that `prefetch` is divided into, where the order has no windows
+_WORK_NBYTES = 8 * 2**20  # fetched at once into memory
+_IN_FLIGHT_SHARE = 8  # 1/8 of `prefetch` is for what is being fetched
+_WHOLE_SHARE = 1 / 8  # of an object that a window needs, from which it is fetched whole
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class Due:
     first: int  # global batch, from the epoch's start or the resumed row on
     rows: Rows  # numbers in the dataset, shape (batches, rows); -1 is padding
     valid: npt.NDArray[np.bool_]  # in the shape of `rows`
+    ready: Ready | None = None  # None: read them from the source
 
     def one(self, i: int) -> Due:
-        """Batch `i` of these."""
+        """Batch `i` of these, for another process to read."""
         return Due(self.first + i, self.rows[i : i + 1], self.valid[i : i + 1])
 
 
@@ -43,7 +45,7 @@ class Read:
     number: int
     rows: Rows
     valid: npt.NDArray[np.bool_]
-    arrays: Mapping[str, Array]
+    arrays: dict[str, Array]
 
 
 def due_batches(
@@ -51,68 +53,49 @@ def due_batches(
 ) -> Generator[Due, None, None]:
     """The rank's batches in order, a chunk at a time. Close the iterator to end its threads.
 
-    Where the source holds objects, a chunk's are fetched and verified ahead: about half
-    `prefetch` bytes, or a window of the order. `row_nbytes` is that of what is read.
+    Up to `prefetch` bytes are fetched and verified ahead. `row_nbytes` is that of what is read.
     """
-    if not source.holds:
-        for number in range(epoch.partition.num_batches):
-            yield _due(Chunk(epoch, number, number + 1))
-        return
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
-    plan = chunks(epoch, most=max(1, prefetch // 2 // batch_nbytes))
+    plan = chunks(epoch, most=max(1, prefetch // _CHUNKS // batch_nbytes))
+    in_flight = prefetch // _IN_FLIGHT_SHARE
+    prepared = partial(
+        _prepared, source, work_nbytes=max(1, min(_WORK_NBYTES, in_flight // threads))
+    )
     if source.is_complete:  # nothing to overlap with: threads would only take from the gather
-        yield from map(_due, plan)
+        for chunk in plan:
+            yield prepared(chunk, threading.Event()).now()
         return
-    stop = threading.Event()
-
-    def prepare(chunk: Chunk) -> Due:
-        due = _due(chunk)
-        if not source.is_complete:
-            fetched = np.append(due.rows, chunk.rows_beyond())
-            for begun in [pool.submit(work) for work in source.missing(fetched, stop)]:
-                begun.result()
-        return due
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="storage_loader-fetch") as pool:
-        ready = ahead(prepare, plan, depth=_AHEAD, threads=_AHEAD)
-        try:
-            yield from ready
-        finally:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            ready.close()
+    pipeline = Pipeline(
+        (partial(prepared, chunk) for chunk in plan), nbytes=prefetch - in_flight, threads=threads
+    )
+    with closing(pipeline.results()) as results:
+        yield from results
 
 
-def _due(chunk: Chunk) -> Due:
-    return Due(chunk.first, chunk.rows(), chunk.valid())
+def _prepared(
+    source: Source, chunk: Chunk, stop: threading.Event, *, work_nbytes: int
+) -> Preparation[Due]:
+    rows = chunk.rows()
+    fetched = np.append(rows, chunk.rows_beyond()) if source.holds else rows
+    alone = chunk.epoch.partition.world_size == 1
+    share = _WHOLE_SHARE if chunk.end else 0.0
+    ready = source.prepare(
+        fetched, stop, work_nbytes=work_nbytes, whole_share=share if alone else None
+    )
+    due = Due(chunk.first, rows, chunk.valid())
+    return Preparation(ready.works, lambda: replace(due, ready=ready.finish()))
 
 
-def gathered(source: Source, due: Iterator[Due], *, row_nbytes: int) -> Generator[Read, None, None]:
-    """The batches as arrays. Small ones are gathered together and sliced."""
-    if not source.holds:
-        with closing(
-            ahead(lambda d: _reads(source, d), due, depth=_READ_AHEAD, threads=_READ_AHEAD)
-        ) as groups:
-            for reads in groups:
-                yield from reads
-        return
+def unprepared(epoch: Epoch) -> Iterator[Due]:
+    """The rank's batches in order, one by one, for other processes to read from the store."""
+    for number in range(epoch.partition.num_batches):
+        chunk = Chunk(epoch, number, number + 1)
+        yield Due(chunk.first, chunk.rows(), chunk.valid())
+
+
+def read_batches(schema: Schema, due: Iterator[Due]) -> Iterator[Read]:
+    """The batches as arrays."""
     for chunk in due:
-        size = max(1, chunk.rows.shape[1])
-        together = max(1, min(_GATHER_NBYTES // max(1, size * row_nbytes), _GATHER_ROWS // size))
-        for i in range(0, len(chunk.rows), together):
-            some = slice(i, i + together)
-            yield from _reads(source, Due(chunk.first + i, chunk.rows[some], chunk.valid[some]))
-
-
-def _reads(source: Source, due: Due) -> list[Read]:
-    arrays = source.read(due.rows.reshape(-1))
-    size = due.rows.shape[1]
-    return [
-        Read(
-            due.first + i,
-            rows,
-            due.valid[i],
-            {name: array[i * size : (i + 1) * size] for name, array in arrays.items()},
-        )
-        for i, rows in enumerate(due.rows)
-    ]
+        assert chunk.ready is not None
+        for i, arrays in enumerate(gathered(schema, chunk.ready, chunk.rows)):
+            yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays)

@@ -1,26 +1,29 @@
-"""Rows read straight from the store: only their blocks, many requests in flight, nothing kept
-but each object's small columns and checksums."""
+"""Rows read straight from the store into memory: only their blocks, many requests in flight,
+nothing kept but each object's small columns and checksums."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..catalog import Snapshot
-from ..layout import Column
+from ..errors import ChecksumError
 from ..ranges import Range, coalesce
 from ..schema import Schema
 from ..store import Store
-from .blocks import Checksums
-from .gather import Array, ObjectRows, allocate, by_object, copy_rows
+from .blocks import Checksums, ObjectRows
+from .gather import Array, Copies, Parts, void_rows
 from .order import Rows
+from .work import Work
 
 _HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables
 _GAP = 4096  # bytes between two ranges that are not worth another request
+_SMALL = 2**20  # bytes of a piece of work that waits for the network more than it works
+_WORK_REQUESTS = 32  # of several objects that are one piece of work
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class _Head:
     """What is read whole at the first touch of an object."""
 
     checksums: Checksums
-    small: Mapping[str, Array]
+    small: Mapping[str, Array]  # by attribute, a void item for each row
     nbytes: int
 
 
@@ -43,14 +46,55 @@ class RemoteReader:
         self._heads_nbytes = 0
         self._lock = threading.Lock()
 
-    def read(self, rows: Rows) -> dict[str, Array]:
-        """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
-        out = allocate(self.schema, rows)
-        reads = [_ObjectRead(self, group) for group in by_object(self.snapshot.starts, rows)]
-        buffers = self.store.get_many([(read.key, read.requests) for read in reads])
-        for read, received in zip(reads, buffers, strict=True):
-            read.finish(received, out)
-        return out
+    def works(
+        self, groups: Sequence[ObjectRows], copies: Copies, stop: threading.Event, *, most: int
+    ) -> list[Work]:
+        """What must be done so that `copies` gets the rows, verified; `most` bytes each.
+
+        The works do nothing once `stop` is set; they raise `ChecksumError` or a `StoreError`.
+        """
+        works = []
+        reads: list[_ObjectRead] = []
+        nbytes, requests = 0, 0
+        for part in (part for group in groups for part in self._cut(group, most)):
+            read = _ObjectRead(self, part)
+            if reads and (nbytes + read.nbytes > most or requests + read.count > _WORK_REQUESTS):
+                works.append(self._work(reads, copies, stop))
+                reads, nbytes, requests = [], 0, 0
+            reads.append(read)
+            nbytes, requests = nbytes + read.nbytes, requests + read.count
+        if reads:
+            works.append(self._work(reads, copies, stop))
+        return works
+
+    def _cut(self, group: ObjectRows, most: int) -> Iterator[ObjectRows]:
+        """Rows of an object, cut where they would be too much for one piece of work."""
+        columns = self.snapshot.objects[group.index].layout.columns
+        column = max((columns[a.name] for a in self.schema), key=lambda c: c.row_nbytes)
+        count = max(1, most // max(1, column.block_nbytes))
+        blocks = group.rows // column.block_rows
+        number = np.cumsum(np.append(0, np.diff(blocks) > 0)) // count
+        place = group.place
+        for rows in np.split(group.rows, np.flatnonzero(np.diff(number)) + 1):
+            yield ObjectRows(group.index, rows, place)
+            place += len(rows)
+
+    def _work(self, reads: list[_ObjectRead], copies: Copies, stop: threading.Event) -> Work:
+        def run() -> None:
+            if stop.is_set():
+                return
+            received = self.store.get_many([(read.key, read.requests) for read in reads])
+            for read, buffers in zip(reads, received, strict=True):
+                self._finish(read, buffers, copies)
+
+        nbytes = sum(len(read.rows) for read in reads) * self.schema.row_nbytes
+        return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) < _SMALL)
+
+    def _finish(self, read: _ObjectRead, buffers: Sequence[memoryview], copies: Copies) -> None:
+        try:
+            read.finish(buffers, copies)
+        except ChecksumError:  # damaged on the way, or where it lies: once more
+            read.finish(self.store.get_ranges(read.key, read.requests), copies)
 
     def head(self, index: int) -> _Head | None:
         """What is kept of an object."""
@@ -73,11 +117,12 @@ class RemoteReader:
 
 
 class _ObjectRead:
-    """Planned on construction: which ranges of one object a batch needs."""
+    """Planned on construction: which ranges of one object are needed."""
 
     def __init__(self, reader: RemoteReader, group: ObjectRows) -> None:
         self._reader = reader
         self._group = group
+        self.rows = group.rows
         self._stored = reader.snapshot.objects[group.index]
         self.key = reader.snapshot.key(group.index)
         layout = self._stored.layout
@@ -89,72 +134,82 @@ class _ObjectRead:
             self._ranges.append(layout.checksums_range)
         for a in reader.schema:
             column = layout.columns[a.name]
-            first = layout.first_checksum[a.name]
             if a.name not in layout.small:
                 wanted = np.unique(layout.blocks_of(a.name, group.rows))
             elif self._head is None:
-                wanted = np.arange(first, first + column.num_blocks)
+                wanted = layout.first_checksum[a.name] + np.arange(column.num_blocks)
             else:
                 continue
             self._blocks[a.name] = wanted
             for block in wanted.tolist():
                 self._places[block] = len(self._ranges)
-                self._ranges.append(column.block_range(block - first))
+                self._ranges.append(column.block_range(block - layout.first_checksum[a.name]))
         self._coalesced = coalesce(self._ranges, gap=_GAP)
         self.requests: Sequence[Range] = self._coalesced.requests
+        self.nbytes = sum(end - start for start, end in self.requests)
 
-    def finish(self, buffers: Sequence[memoryview], out: Mapping[str, Array]) -> None:
-        """Verify what was received and copy its rows into the batch."""
-        parts = [
-            buffers[request][offset : offset + end - start]
-            for (request, offset), (start, end) in zip(
-                self._coalesced.sources, self._ranges, strict=True
-            )
-        ]
-        layout, group = self._stored.layout, self._group
-        head = self._head or self._make_head(parts)
-        for a in self._reader.schema:
-            if a.name in layout.small:
-                copy_rows(out[a.name], group.positions, head.small[a.name], group.rows)
+    @property
+    def count(self) -> int:
+        """Requests."""
+        return len(self.requests)
+
+    def finish(self, buffers: Sequence[memoryview], copies: Copies) -> None:
+        """Verify what was received, and copy the rows."""
+        layout, rows = self._stored.layout, self.rows
+        head = self._head or self._make_head(buffers)
+        for name, out in copies.part(self._group.place, len(rows)).items():
+            if name in head.small:
+                head.small[name].take(rows, out=out, mode="clip")
                 continue
-            first = layout.first_checksum[a.name]
-            blocks = self._blocks[a.name] - first
-            for block, positions, rows in self._rows_by_block(layout.columns[a.name], blocks):
-                data = self._verified(first + block, parts, head.checksums)
-                values = np.frombuffer(data, a.numpy_dtype).reshape(-1, *a.shape)
-                copy_rows(out[a.name], positions, values, rows)
+            attribute = self._reader.schema[name]
+            column, first = layout.columns[name], layout.first_checksum[name]
+            runs = list(self._runs(self._blocks[name], buffers, head.checksums))
+            firsts = np.array([(block - first) * column.block_rows for block, _ in runs])
+            arrays = [void_rows(data, attribute) for _, data in runs]
+            Parts(attribute, firsts, arrays).copy_sorted(rows, out)
 
-    def _rows_by_block(self, column: Column, blocks: Rows) -> list[tuple[int, Rows, Rows]]:
-        """For each block: its number, positions in the batch, and rows within the block."""
-        group = self._group
-        of_row = group.rows // column.block_rows
-        order = np.argsort(of_row, kind="stable")
-        cuts = np.searchsorted(of_row[order], blocks[1:])
-        return [
-            (block, group.positions[members], group.rows[members] - block * column.block_rows)
-            for block, members in zip(blocks.tolist(), np.split(order, cuts), strict=True)
-        ]
+    def _runs(
+        self, blocks: Rows, buffers: Sequence[memoryview], checksums: Checksums
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Verified runs of blocks that came in one request: the first, and the bytes of all."""
+        sources = [self._coalesced.sources[self._places[block]] for block in blocks.tolist()]
+        requests = np.array([request for request, _ in sources])
+        cuts = np.flatnonzero((np.diff(blocks) > 1) | (np.diff(requests) != 0)) + 1
+        for run in np.split(np.arange(len(blocks)), cuts):
+            some = blocks[run].tolist()
+            for block in some:
+                self._verify(block, buffers, checksums)
+            request, begin = sources[int(run[0])]
+            end = sources[int(run[-1])][1] + self._size(self._places[some[-1]])
+            yield some[0], buffers[request][begin:end]
 
-    def _make_head(self, parts: Sequence[memoryview]) -> _Head:
+    def _make_head(self, buffers: Sequence[memoryview]) -> _Head:
         place = f"{self._reader.store.url}/{self.key}"
-        checksums = Checksums(self._stored, parts[0], place)
+        table = self._part(0, buffers)
+        checksums = Checksums(self._stored, table, place)
         layout = self._stored.layout
         small = {}
         for a in self._reader.schema:
-            if a.name in layout.small:
+            if a.name in layout.small and a.row_nbytes:
                 blocks = self._blocks[a.name].tolist()
-                pieces = [self._verified(block, parts, checksums) for block in blocks]
-                values = np.frombuffer(b"".join(pieces), a.numpy_dtype)
-                small[a.name] = values.reshape(layout.rows, *a.shape)
-        nbytes = parts[0].nbytes + sum(column.nbytes for column in small.values())
+                for block in blocks:
+                    self._verify(block, buffers, checksums)
+                data = b"".join(self._part(self._places[block], buffers) for block in blocks)
+                small[a.name] = void_rows(memoryview(data), a)
+        nbytes = table.nbytes + sum(column.nbytes for column in small.values())
         head = _Head(checksums, small, nbytes)
         self._reader.keep_head(self._group.index, head)
         return head
 
-    def _verified(
-        self, block: int, parts: Sequence[memoryview], checksums: Checksums
-    ) -> memoryview:
-        data = parts[self._places[block]]
-        if not checksums.holds(block, data):
+    def _part(self, place: int, buffers: Sequence[memoryview]) -> memoryview:
+        """The bytes of a range."""
+        request, offset = self._coalesced.sources[place]
+        return buffers[request][offset : offset + self._size(place)]
+
+    def _size(self, place: int) -> int:
+        start, end = self._ranges[place]
+        return end - start
+
+    def _verify(self, block: int, buffers: Sequence[memoryview], checksums: Checksums) -> None:
+        if not checksums.holds(block, self._part(self._places[block], buffers)):
             raise checksums.error(block)
-        return data

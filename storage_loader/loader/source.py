@@ -1,32 +1,38 @@
-"""Rows of a snapshot as arrays: from objects held on this machine, or straight from the store."""
+"""Rows of a snapshot in memory: of objects held on this machine, or straight from the store."""
 
 from __future__ import annotations
 
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from ..catalog import Snapshot
+from ..catalog import Snapshot, StoredObject
 from ..schema import Schema
 from ..store import Store
-from .blocks import needed_blocks
-from .cache import Cache
-from .gather import Array, allocate, by_object, copy_rows
+from .blocks import ObjectRows, by_object, needed_blocks
+from .cache import Cache, CacheFullError
+from .gather import Array, Copies, Parts, Ready, gathered
 from .held import Blocks, HeldObject
 from .order import Rows
 from .remote import RemoteReader
+from .work import Preparation, Work
 
-_FILES_SHARE = 5  # of the files a process may open, 1/5 for a loader: there may be several
+_WORK_NBYTES = 8 * 2**20
+_GROUPS = 16  # of rows in held objects that are one piece of work
+
+Kept = tuple[HeldObject, Blocks]  # and those of its blocks to bring
 
 
 class Source:
     """Reads the attributes of `schema` from a snapshot's objects. Safe from many threads.
 
-    Objects are held on this machine where the store is local or there is a `cache`; else every
-    `read` goes to the store.
+    Objects are held on this machine where the store is local or there is a `cache`; what is not
+    held comes from the store into memory and goes with the `Ready` that refers to it.
     """
 
     def __init__(
@@ -36,62 +42,201 @@ class Source:
         self._snapshot = snapshot
         self._schema = schema
         self._cache = None if store.is_local else cache
-        self.holds = store.is_local or cache is not None
+        self.holds = store.is_local or self._cache is not None
         self._remote = RemoteReader(store, snapshot, schema)
         self._held: OrderedDict[int, HeldObject] = OrderedDict()
         self._verified: dict[int, Blocks] = {}  # of objects that are not complete
         self._complete = np.zeros(len(snapshot.objects), bool)
-        self._max_held = _max_held(files_each=1 if store.is_local else 2)
+        # A map keeps a file descriptor, a cache file that is being filled one more.
+        self._max_held = max(4, _files() // (4 if store.is_local else 8))
+        self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
+        self._all: Ready | None = None  # once everything is here and verified
+        self._spare = 0  # bytes that may be fetched before they are needed
         self._lock = threading.Lock()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that can be read is here and verified."""
-        return bool(self._complete.all())
+        """Whether all that can be read is here, verified and mapped."""
+        return self._everything() is not None
 
     def read(self, rows: Rows) -> dict[str, Array]:
         """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
-        if not self.holds:
-            return self._remote.read(rows)
-        for work in self.missing(rows, threading.Event()):
-            work()
-        return self.gather(rows)
+        ready = self.prepare(rows, threading.Event()).now()
+        [batch] = gathered(self._schema, ready, rows[None])
+        return batch
 
-    def missing(self, rows: Rows, stop: threading.Event) -> list[Callable[[], None]]:
-        """What must be done before `gather(rows)`: calls that may run in any threads.
+    def prepare(
+        self,
+        rows: Rows,
+        stop: threading.Event,
+        *,
+        work_nbytes: int = _WORK_NBYTES,
+        whole_share: float | None = None,
+    ) -> Preparation[Ready]:
+        """What must be done so that these rows are here; the works end early once `stop` is set.
 
-        They return early once `stop` is set.
+        A work brings about `work_nbytes` into memory at once. Objects of which at least
+        `whole_share` is needed may be fetched whole, where the cache has room for the dataset;
+        None: never.
         """
-        if self.is_complete:
-            return []
-        return [
-            self._work(group.index, group.rows, stop)
-            for group in by_object(self._snapshot.starts, rows)
-            if not self._complete[group.index]
+        everything = self._everything()
+        if everything is not None:
+            return Preparation([], lambda: everything)
+        numbers = np.unique(rows)
+        numbers = numbers[np.searchsorted(numbers, 0) :]
+        groups = list(by_object(self._snapshot.starts, numbers))
+        if self.holds and len(groups) <= self._max_pinned:
+            pinned = [self._keep(group, whole_share) for group in groups]
+            if all(pinned):
+                return self._pinned(groups, [kept for kept in pinned if kept], stop)
+        return self._copied(numbers, groups, stop, work_nbytes)
+
+    def _pinned(
+        self, groups: list[ObjectRows], kept: list[Kept], stop: threading.Event
+    ) -> Preparation[Ready]:
+        """Rows where they are held."""
+        works = [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
+
+        def finish() -> Ready:
+            for group, (held, needed) in zip(groups, kept, strict=True):
+                try:
+                    held.ensure(needed, stop)  # what was begun elsewhere and not brought to an end
+                except CacheFullError:
+                    numbers = np.concatenate(
+                        [g.rows + self._snapshot.starts[g.index] for g in groups]
+                    )
+                    return self._copied(numbers, groups, stop, _WORK_NBYTES).now()
+                self._note_complete(group.index)
+            return self._ready((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
+
+        return Preparation(works, finish)
+
+    def _copied(
+        self, numbers: Rows, groups: list[ObjectRows], stop: threading.Event, work_nbytes: int
+    ) -> Preparation[Ready]:
+        """Rows copied to memory: from objects held, where that is possible, else from the store."""
+        copies = Copies(self._schema, numbers)
+        if not self.holds:
+            works = self._remote.works(groups, copies, stop, most=work_nbytes)
+            return Preparation(works, copies.ready)
+
+        def copy(some: list[ObjectRows]) -> None:
+            left = [group for group in some if not self._copy(group, copies, stop)]
+            for work in self._remote.works(left, copies, stop, most=work_nbytes):
+                work.run()
+
+        row_nbytes = self._schema.row_nbytes
+        works = [
+            Work(sum(len(group.rows) for group in some) * row_nbytes, partial(copy, some))
+            for some in _portions(groups, max(1, work_nbytes // max(1, row_nbytes)))
         ]
+        return Preparation(works, copies.ready)
 
-    def _work(self, index: int, rows: Rows, stop: threading.Event) -> Callable[[], None]:
-        def ensure() -> None:
-            stored = self._snapshot.objects[index]
-            if not stop.is_set():
-                self._object(index).ensure(needed_blocks(stored, self._schema, rows), stop)
-            self._note_complete(index)
+    def _copy(self, group: ObjectRows, copies: Copies, stop: threading.Event) -> bool:
+        """Copy rows from their held object; whether that could be done."""
+        kept = self._keep(group, None)
+        if kept is None:
+            return False
+        held, needed = kept
+        try:
+            held.ensure(needed, stop)
+        except CacheFullError:
+            self._refuse()
+            return False
+        if not stop.is_set():
+            self._note_complete(group.index)
+            for name, out in copies.part(group.place, len(group.rows)).items():
+                held.columns[name].take(group.rows, out=out, mode="clip")
+        return True
 
-        return ensure
-
-    def gather(self, rows: Rows) -> dict[str, Array]:
-        """Like `read`; what `missing` did not make ready is waited for."""
-        out = allocate(self._schema, rows)
-        for group in by_object(self._snapshot.starts, rows):
+    def _keep(self, group: ObjectRows, whole_share: float | None) -> Kept | None:
+        """The object, and its blocks to bring; None where nothing more is to be held of it."""
+        try:
             held = self._object(group.index)
-            if not self._complete[group.index]:  # a cache file may have gone and come back empty
-                stored = self._snapshot.objects[group.index]
-                held.ensure(needed_blocks(stored, self._schema, group.rows), threading.Event())
-            for name, array in out.items():
-                copy_rows(array, group.positions, held.columns[name], group.rows)
-        return out
+        except CacheFullError:
+            return None
+        stored = self._snapshot.objects[group.index]
+        needed = needed_blocks(stored, self._schema, group.rows)
+        nbytes = held.missing_nbytes(needed)
+        if not nbytes or self._cache is None:
+            return held, needed
+        # At most as many bytes are fetched early as were fetched when needed: an epoch's start
+        # waits at most twice as long, and the rest of it is fetched in few long requests.
+        every = self._every_block(stored)
+        early = held.missing_nbytes(every) - nbytes
+        if (
+            whole_share is not None
+            and nbytes >= whole_share * stored.nbytes
+            and early <= self._spare
+            and self._cache.holds(self._snapshot.nbytes)
+            and self._reserve(early + nbytes)
+        ):
+            self._spare -= early
+            return held, every
+        self._spare += nbytes
+        return (held, needed) if self._reserve(nbytes) else None
+
+    def _every_block(self, stored: StoredObject) -> Blocks:
+        """The blocks of all attributes that are read."""
+        layout = stored.layout
+        every = np.zeros(layout.num_checksums, bool)
+        for a in self._schema:
+            first = layout.first_checksum[a.name]
+            every[first : first + layout.columns[a.name].num_blocks] = True
+        return every
+
+    def _reserve(self, nbytes: int) -> bool:
+        """Whether the cache takes so many bytes more; objects not in use here give way."""
+        assert self._cache is not None
+        if self._cache.reserve(nbytes):
+            return True
+        with self._lock:
+            self._held.clear()
+            self._all = None
+        if self._cache.reserve(nbytes):
+            return True
+        self._cache.warn_full()
+        return False
+
+    def _tolerant(self, work: Work) -> Work:
+        """A work that leaves to `finish` what the cache did not take."""
+
+        def run() -> None:
+            try:
+                work.run()
+            except CacheFullError:
+                self._refuse()
+
+        return replace(work, run=run)
+
+    def _refuse(self) -> None:
+        assert self._cache is not None
+        self._cache.refuse()
+
+    def _everything(self) -> Ready | None:
+        """All rows, once they are here and verified."""
+        if self._all is None and self.holds and len(self._complete) <= self._max_held:
+            if not self._complete.all():
+                return None
+            objects = [(i, self._object(i)) for i in range(len(self._complete))]
+            if not self._complete.all():  # a cache file has gone and came back empty
+                return None
+            self._all = self._ready(objects)
+        return self._all
+
+    def _ready(self, objects: Iterable[tuple[int, HeldObject]]) -> Ready:
+        """Rows where they are held; objects in order."""
+        found = [(self._snapshot.starts[index], held.columns) for index, held in objects]
+        parts = {}
+        for a in self._schema:
+            some = [(start, columns[a.name]) for start, columns in found if a.name in columns]
+            if some:
+                firsts = np.array([start for start, _ in some], np.int64)
+                parts[a.name] = Parts(a, firsts, [array for _, array in some])
+        return Ready(parts)
 
     def _object(self, index: int) -> HeldObject:
+        """Raises `CacheFullError` where no file can be made."""
         with self._lock:
             held = self._held.get(index)
             if held is not None:
@@ -119,20 +264,30 @@ class Source:
 
     def _note_complete(self, index: int) -> None:
         """Forget the flags of an object once every block of the attributes read is verified."""
-        layout = self._snapshot.objects[index].layout
         with self._lock:
             verified = self._verified.get(index)
             if verified is None:
                 return
-            firsts = ((layout.first_checksum[a.name], layout.columns[a.name]) for a in self._schema)
-            if all(verified[first : first + c.num_blocks].all() for first, c in firsts):
+            if verified[self._every_block(self._snapshot.objects[index])].all():
                 self._complete[index] = True
                 del self._verified[index]
 
 
-def _max_held(*, files_each: int) -> int:
-    """How many objects to keep mapped: a map keeps a file descriptor, a cache file one more."""
+def _portions(groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]:
+    """Groups of at most `most` rows together, and at most 16 of them; at least one."""
+    some: list[ObjectRows] = []
+    count = 0
+    for group in groups:
+        if some and (count + len(group.rows) > most or len(some) == _GROUPS):
+            yield some
+            some, count = [], 0
+        some.append(group)
+        count += len(group.rows)
+    if some:
+        yield some
+
+
+def _files() -> int:
+    """How many files this process may open."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed == resource.RLIM_INFINITY:
-        allowed = 2**16
-    return max(16, min(allowed, 2**16) // _FILES_SHARE // files_each)
+    return 2**16 if allowed == resource.RLIM_INFINITY else min(allowed, 2**16)

@@ -34,9 +34,9 @@ class View:
         transform: Transform | None,
         as_tuple: bool,
         cache_dir: str | os.PathLike[str] | None = None,
-        keep: bool = False,
+        cache_size: int | None = 0,
     ) -> None:
-        """`keep`: hold fetched objects of a network store in `cache_dir`."""
+        """`cache_size`: bytes of a network store's objects that `cache_dir` may hold."""
         if not isinstance(config, DataConfig):
             raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
         if transform is not None and not callable(transform):
@@ -47,7 +47,7 @@ class View:
         self._transform = transform
         self._as_tuple = flag("as_tuple", as_tuple)
         self._cache_dir = cache_dir
-        self._keep = keep
+        self._cache_size = cache_size
         self._snapshot: Snapshot | None = None
         self._process_source: PerProcess[Source] = PerProcess()
 
@@ -92,7 +92,7 @@ class View:
     def _make_source(self) -> Source:
         store = Catalog(self.config).store
         folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
-        cache = Cache(folder, store) if self._keep else None
+        cache = None if self._cache_size == 0 else Cache(folder, store, self._cache_size)
         return Source(store, self.open(), self.schema, cache)
 
     def _at(self, version: Version) -> Snapshot:

@@ -1,0 +1,163 @@
+"""Pieces of work that make rows ready, and the pipeline that does them ahead of use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_WIDE = 32  # threads for works that mostly wait
+_MOST_AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call that may run in any thread."""
+
+    nbytes: int  # that it makes ready, to be held until they are used
+    run: Callable[[], None]
+    is_small: bool = False  # a few short requests: it waits more than it works
+
+
+@dataclass(frozen=True)
+class Preparation(Generic[T]):
+    """What must be done before a result can be had: `works` in any order, then `finish`."""
+
+    works: Sequence[Work]
+    finish: Callable[[], T]
+
+    def now(self) -> T:
+        """Do it here."""
+        for work in self.works:
+            work.run()
+        return self.finish()
+
+
+Prepare = Callable[[threading.Event], Preparation[T]]
+"""Plans it; its works may end early once the event is set, since nobody wants them any more."""
+
+
+class _Begun(Generic[T]):
+    """A preparation whose works are being admitted."""
+
+    def __init__(self, preparation: Preparation[T]) -> None:
+        self.preparation = preparation
+        self.futures: list[Future[None]] = []
+        self.is_wanted = False  # the consumer waits for it
+        self.is_admitted = threading.Event()  # all its works are
+        self.taken = 0  # bytes of the budget
+
+
+class _Budget:
+    """Bytes that may be ready ahead of use.
+
+    One piece of work is always admitted, and whatever the consumer waits for.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._free = self._nbytes = nbytes
+        self._changed = threading.Condition()
+
+    def take(self, nbytes: int, begun: _Begun[T], stop: threading.Event) -> None:
+        """Wait for room for a work of `begun`, until `stop` is set."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    stop.is_set()
+                    or begun.is_wanted
+                    or self._free >= nbytes
+                    or self._free == self._nbytes
+                )
+            )
+            if not begun.is_wanted:
+                self._free -= nbytes
+                begun.taken += nbytes
+
+    def want(self, begun: _Begun[T]) -> None:
+        """The consumer waits for this: it is no longer ahead of use."""
+        with self._changed:
+            begun.is_wanted = True
+            self._free += begun.taken
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Pipeline(Generic[T]):
+    """Results of preparations in order, made ready ahead by a planning thread and `threads`.
+
+    At most `nbytes` are ready or being made ready beyond the result that was asked for last.
+    The first result is made ready alone, so that it is there soon. Nobody polls: whoever waits
+    is woken by what it waits for.
+    """
+
+    def __init__(self, preparations: Iterable[Prepare[T]], *, nbytes: int, threads: int) -> None:
+        """Each of `preparations` is called in the planning thread."""
+        self.stop = threading.Event()
+        self._preparations = preparations
+        self._budget = _Budget(nbytes)
+        self._slots = threading.Semaphore(_MOST_AHEAD)
+        self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
+        self._error: BaseException | None = None  # of planning
+        name = "storage_loader-fetch"
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._wide_pool = ThreadPoolExecutor(max(_WIDE, threads), thread_name_prefix=name)
+        self._planner = threading.Thread(target=self._plan, name="storage_loader-plan", daemon=True)
+
+    def results(self) -> Generator[T, None, None]:
+        """Close the iterator to end the threads; an error of any of them rises here."""
+        self._planner.start()
+        try:
+            while (begun := self._begun.get()) is not None:
+                self._budget.want(begun)
+                self._slots.release()
+                begun.is_admitted.wait()
+                for future in begun.futures:
+                    future.result()
+                if self._error is not None:
+                    break
+                yield begun.preparation.finish()
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.stop.set()
+            self._budget.wake()
+            self._slots.release()
+            for pool in (self._pool, self._wide_pool):
+                pool.shutdown(wait=False, cancel_futures=True)
+            self._planner.join()
+            for pool in (self._pool, self._wide_pool):
+                pool.shutdown()
+
+    def _plan(self) -> None:
+        begun = None
+        try:
+            for prepare in self._preparations:
+                self._slots.acquire()
+                is_first, begun = begun is None, _Begun(prepare(self.stop))
+                self._begun.put(begun)
+                for work in begun.preparation.works:
+                    self._budget.take(work.nbytes, begun, self.stop)
+                    if self.stop.is_set():
+                        return
+                    pool = self._wide_pool if work.is_small else self._pool
+                    begun.futures.append(pool.submit(work.run))
+                begun.is_admitted.set()
+                if is_first:
+                    for future in begun.futures:
+                        future.exception()
+        except CancelledError:  # of the first works: the consumer has gone
+            return
+        except BaseException as error:  # it rises in the consumer
+            self._error = error
+        finally:
+            if begun is not None:
+                begun.is_admitted.set()
+            self._begun.put(None)
