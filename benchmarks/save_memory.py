@@ -7,11 +7,9 @@ nothing but four PUTs of 64 MiB at once by obstore: whether the client copies wh
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,6 +21,7 @@ from storage_loader import DataConfig, DataSaver
 from storage_loader.store import MemoryStore, Store
 
 from .data import IMAGES, OBJECT_NBYTES, batch, make_rows, memory, nbytes
+from .process import in_process, resident
 from .runner import Row, Spread
 from .setting import Benchmark, Bucket, Server, Setting
 
@@ -34,12 +33,12 @@ PUT_SECONDS = 0.05
 
 def run(setting: Setting) -> Sequence[Row]:
     amount = setting.pick(2 * 10**9, 10**9)
-    slow = _in_process(_save_slowly, amount)
+    slow = in_process(_save_slowly, amount)
     with setting.bucket() as bucket:
-        s3 = _in_process(_save_to_s3, bucket.server, bucket.name, amount)
+        s3 = in_process(_save_to_s3, bucket.server, bucket.name, amount)
         bucket.clear()
-        client = _in_process(_put, bucket.server, bucket.name)
-    folder = _in_process(_save_to_folder, str(setting.folder()), amount)
+        client = in_process(_put, bucket.server, bucket.name)
+    folder = in_process(_save_to_folder, str(setting.folder()), amount)
     words = f"peak memory of saving {amount / 1e9:g} GB"
     return [
         _row(f"{words}, 50 ms a PUT", slow, BOUND),
@@ -52,11 +51,6 @@ def run(setting: Setting) -> Sequence[Row]:
 def _row(measure: str, growth: int, bound: int | None) -> Row:
     most = None if bound is None else bound / 1e6
     return Row(measure, "MB", Spread.of([growth / 1e6]), at_most=most)
-
-
-def _in_process(work: Callable[..., int], *arguments: Any) -> int:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
 
 
 class _Slow(MemoryStore):
@@ -94,30 +88,23 @@ def _growth_of_saving(settings: dict[str, Any], amount: int) -> int:
                 saver(batch(rows, 0, count))
 
     save("first", 1, 1)
-    before = _memory("VmRSS")
+    before = resident("VmRSS")
     save("measured", -(-amount // nbytes(rows)), BATCH)
-    return _memory("VmHWM") - before
+    return resident("VmHWM") - before
 
 
 def _put(server: Server, name: str) -> int:
     bucket = Bucket(server, name)
     data = memory(np.ones(OBJECT_NBYTES, np.uint8))
     obstore.put(bucket.client, "first", data[:1])
-    before = _memory("VmRSS")
+    before = resident("VmRSS")
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda i: _put_one(bucket, i, data), range(THREADS)))
-    return _memory("VmHWM") - before
+    return resident("VmHWM") - before
 
 
 def _put_one(bucket: Bucket, index: int, data: memoryview) -> None:
     obstore.put(bucket.client, f"object/{index}", data, use_multipart=False)
-
-
-def _memory(name: str) -> int:
-    """Bytes: VmRSS now, VmHWM at the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    [line] = [line for line in lines if line.startswith(name)]
-    return int(line.split()[1]) * 1024
 
 
 BENCHMARK = Benchmark("Peak memory of saving", run)

@@ -149,3 +149,33 @@ class ObjectLayout:
         """
         limit = max(BLOCK_NBYTES, self.nbytes // SMALL_COLUMN_SHARE)
         return frozenset(n for n, column in self.columns.items() if column.nbytes <= limit)
+
+
+def misfits(
+    schema: Schema,
+    rows: npt.NDArray[np.int64],
+    nbytes: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    blocks: npt.NDArray[np.int64],
+    checksums_offsets: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Of n sets of a layout's figures, those that `ObjectLayout` refuses: shape (n,).
+
+    `offsets`, `blocks`: shape (n, attributes). Rows, nbytes and blocks are from 1 up, offsets
+    from 0, whatever else they may be; products that would overflow are never relied on.
+    """
+    columns = [i for i, a in enumerate(schema) if a.row_nbytes]  # the others have no part
+    if not columns:
+        return np.zeros(len(rows), bool)
+    num_checksums = (-(-rows[:, None] // blocks[:, columns])).sum(axis=1)
+    units = np.array([*(a.row_nbytes for a in schema if a.row_nbytes), CHECKSUM_NBYTES])
+    counts = np.column_stack([*([rows] * len(columns)), num_checksums])
+    starts = np.column_stack([offsets[:, columns], checksums_offsets])
+    # No product here: where a part lies inside, its end is at most nbytes, and where all columns
+    # do and none overlaps another, there are fewer checksums than bytes.
+    outside = counts > (nbytes[:, None] - starts) // units
+    order = np.argsort(starts, axis=1)
+    ends = np.take_along_axis(starts + counts * units, order, axis=1)
+    overlapping = np.take_along_axis(starts, order, axis=1)[:, 1:] < ends[:, :-1]
+    misplaced = outside | (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
+    return np.asarray(misplaced.any(axis=1) | overlapping.any(axis=1))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
+from typing import cast
 
 from ..config import DataConfig, canonical_json
 from ..errors import (
@@ -21,7 +22,8 @@ from ..errors import (
 )
 from ..schema import Schema
 from ..store import Store, open_store
-from .commits import FORMAT, Commit, CommitId, StoredObject, live_commits, read_json
+from .commits import FORMAT, Commit, CommitId, live_commits, read_json
+from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
 
 _LIST_TRIES = 3  # a reader may meet commits that are being deleted
@@ -182,7 +184,9 @@ class Catalog:
             live = _state_with_hash(version, commits)
         else:
             live = ids
-        objects = [o for i in live for o in commits[i].objects]
+        # Commits that were read hold columns.
+        parts = [cast(StoredObjects, commits[i].objects) for i in live]
+        objects = StoredObjects.joined(schema, parts)
         return Snapshot(self.prefix, schema, Version.of(live), objects)
 
     def delete(self) -> None:

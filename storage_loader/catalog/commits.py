@@ -6,18 +6,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ..config import canonical_json
 from ..errors import FormatError
 from ..layout import ObjectLayout
 from ..schema import Schema
+from .objects import StoredObject
+from .parse import parse_list, parse_objects
 
 FORMAT = 1
 
 _ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
-_KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\.h5")
-_HEX = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, order=True)
@@ -38,31 +39,16 @@ class CommitId:
     @classmethod
     def parse(cls, text: object) -> CommitId | None:
         """The id, or None for text that is none."""
-        match = _ID.fullmatch(text) if isinstance(text, str) else None
-        return cls(int(match[1]), match[2], int(match[3])) if match else None
+        return _parsed_id(text) if isinstance(text, str) else None
 
     def __str__(self) -> str:
         return f"{self.seq:012d}-{self.writer}-{self.number:06d}"
 
 
-@dataclass(frozen=True)
-class StoredObject:
-    """One object of a commit."""
-
-    key: str  # relative to the dataset
-    checksum: int  # xxh3 of all its bytes
-    blocks_checksum: int  # xxh3 of its checksum table, which ranges of it are verified by
-    layout: ObjectLayout
-
-    @property
-    def rows(self) -> int:
-        """Rows in the object."""
-        return self.layout.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the object."""
-        return self.layout.nbytes
+@lru_cache(maxsize=2**12)  # a refresh names all commits there are: 1,000 of them, 500,000 names
+def _parsed_id(text: str) -> CommitId | None:
+    match = _ID.fullmatch(text)
+    return CommitId(int(match[1]), match[2], int(match[3])) if match else None
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ class Commit:
     """Objects published together, and the commits whose place they take."""
 
     schema_hash: str
-    objects: tuple[StoredObject, ...] = ()
+    objects: Sequence[StoredObject] = ()
     replaces: tuple[CommitId, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)  # for people; readers ignore it
 
@@ -108,12 +94,14 @@ class Commit:
         value = read_json(data, ("schema", "replaces", "layouts", "objects"), place=place)
         if value["schema"] != schema.hash:
             raise FormatError(f"{place}: written for another schema ({value['schema']!r})")
-        replaces = [CommitId.parse(text) for text in _list(value["replaces"], "replaces", place)]
+        replaces = [
+            CommitId.parse(text) for text in parse_list(value["replaces"], "replaces", place)
+        ]
         if None in replaces:
             raise FormatError(f"{place}: 'replaces' holds what is no commit id")
         return cls(
             schema.hash,
-            tuple(_objects(value, schema, place)),
+            parse_objects(value["objects"], value["layouts"], schema, place),
             tuple(i for i in replaces if i is not None),
             value.get("info") if isinstance(value.get("info"), dict) else {},  # type: ignore[arg-type]
         )
@@ -164,83 +152,3 @@ def _layout_json(layout: ObjectLayout) -> bytes:
             "checksums": layout.checksums_offset,
         }
     )
-
-
-def _list(value: object, name: str, place: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FormatError(f"{place}: {name!r} is not a list")
-    return value
-
-
-def _count(value: object, name: str, place: str, *, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise FormatError(f"{place}: {name} is {value!r}, not a whole number from {least} up")
-    return value
-
-
-def _counts(value: object, schema: Schema, name: str, place: str, *, least: int) -> dict[str, int]:
-    if not isinstance(value, dict) or set(value) != set(schema.names):
-        raise FormatError(f"{place}: a layout's {name!r} does not name the schema's attributes")
-    return {n: _count(value[n], f"{name} of {n!r}", place, least=least) for n in schema.names}
-
-
-def _objects(value: dict[str, Any], schema: Schema, place: str) -> list[StoredObject]:
-    columns = value["objects"]
-    names = ("key", "rows", "nbytes", "checksum", "blocks_checksum", "layout")
-    if not isinstance(columns, dict) or set(columns) != set(names):
-        raise FormatError(f"{place}: 'objects' does not hold the columns {', '.join(names)}")
-    lengths = {len(_list(columns[name], name, place)) for name in names}
-    if len(lengths) > 1:
-        raise FormatError(f"{place}: the columns of 'objects' differ in length")
-    layouts = []
-    for item in _list(value["layouts"], "layouts", place):
-        if not isinstance(item, dict) or set(item) != {"offsets", "block_rows", "checksums"}:
-            raise FormatError(f"{place}: a layout holds offsets, block_rows and checksums")
-        layouts.append(
-            (
-                _counts(item["offsets"], schema, "offsets", place, least=0),
-                _counts(item["block_rows"], schema, "block_rows", place, least=1),
-                _count(item["checksums"], "checksums", place),
-            )
-        )
-    known: dict[tuple[int, int, int], ObjectLayout] = {}
-
-    def layout(index: int, rows: int, nbytes: int) -> ObjectLayout:
-        if (index, rows, nbytes) not in known:
-            if index >= len(layouts):
-                raise FormatError(f"{place}: there is no layout {index}")
-            offsets, blocks, checksums_offset = layouts[index]
-            try:
-                known[index, rows, nbytes] = ObjectLayout.of(
-                    schema,
-                    rows=rows,
-                    nbytes=nbytes,
-                    offsets=offsets,
-                    blocks=blocks,
-                    checksums_offset=checksums_offset,
-                )
-            except FormatError as error:
-                raise FormatError(f"{place}: {error}") from error
-        return known[index, rows, nbytes]
-
-    objects = []
-    for row in zip(*(columns[name] for name in names), strict=True):
-        key, rows, nbytes, checksum, blocks_checksum, index = row
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise FormatError(f"{place}: {key!r} is no key of an object")
-        for text in (checksum, blocks_checksum):
-            if not isinstance(text, str) or not _HEX.fullmatch(text):
-                raise FormatError(f"{place}: checksum {text!r} of {key} is not 16 hex digits")
-        objects.append(
-            StoredObject(
-                key,
-                int(checksum, 16),
-                int(blocks_checksum, 16),
-                layout(
-                    _count(index, f"layout of {key}", place),
-                    _count(rows, f"rows of {key}", place, least=1),
-                    _count(nbytes, f"nbytes of {key}", place, least=1),
-                ),
-            )
-        )
-    return objects

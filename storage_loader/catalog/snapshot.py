@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import FormatError
 from ..schema import Schema
-from .commits import CommitId, StoredObject
+from .commits import CommitId
+from .objects import StoredObjects
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class Snapshot:
     prefix: str  # of the dataset in its storage
     schema: Schema
     version: Version
-    objects: Sequence[StoredObject]
+    objects: StoredObjects
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """First row of each object, and the number of rows last: shape (objects + 1,)."""
-        rows = np.fromiter((o.rows for o in self.objects), np.int64, len(self.objects))
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.objects.rows)])
+        if starts.min() < 0:  # wrapped: each object alone has fewer than 2**63
+            raise FormatError(f"{self.prefix}: its commits say that it has 2**63 rows or more")
+        return starts
 
     @property
     def num_rows(self) -> int:
@@ -60,8 +65,11 @@ class Snapshot:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of all objects."""
-        return sum(o.nbytes for o in self.objects)
+        return sum(self.objects.nbytes.tolist())
 
     def key(self, index: int) -> str:
         """The key of an object in the store."""
-        return f"{self.prefix}/{self.objects[index].key}"
+        return f"{self.prefix}/{self.objects.key(index)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "starts"}  # 8 bytes an object

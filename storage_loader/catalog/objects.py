@@ -1,0 +1,201 @@
+"""The objects of commits and versions: columns in memory, a `StoredObject` on access. Pure.
+
+A version may have millions of objects. A Python object for each took 300 bytes and 3 us of opening,
+in columns it takes 28 bytes and 1.3 us.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..layout import Column, ObjectLayout
+from ..schema import Schema
+
+_RECORD = np.dtype(
+    [
+        ("stem", "u4"),  # place of the key's first part in the stems
+        ("number", "i4"),  # the six digits after it; -1 where the key has none
+        ("form", "u4"),  # place of the layout in the forms
+        ("checksum", "u8"),
+        ("blocks_checksum", "u8"),
+    ]
+)
+_END = ".h5"
+_DIGITS = 6
+_KEPT_LAYOUTS = 1024  # made from forms; one of a 64 MiB object may hold 16 KB of block ranges
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a commit."""
+
+    key: str  # relative to the dataset
+    checksum: int  # xxh3 of all its bytes
+    blocks_checksum: int  # xxh3 of its checksum table, which ranges of it are verified by
+    layout: ObjectLayout
+
+    @property
+    def rows(self) -> int:
+        """Rows in the object."""
+        return self.layout.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return self.layout.nbytes
+
+
+class StoredObjects(Sequence[StoredObject]):
+    """Stored objects in order. Immutable, picklable; equals a list or tuple of equal objects.
+
+    `forms` are the different layouts, int64 of shape (forms, 3 + 2 * attributes): rows, nbytes
+    and checksums_offset, then the offsets of the attributes, then their block_rows.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        stems: tuple[str, ...],
+        forms: npt.NDArray[np.int64],
+        records: npt.NDArray[Any],
+    ) -> None:
+        self._schema = schema
+        self._stems = stems
+        self._forms = forms
+        self._records = records
+        self._layouts: dict[int, ObjectLayout] = {}  # by form
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        *,
+        keys: Sequence[str],
+        forms: npt.NDArray[np.int64],
+        form: npt.NDArray[np.int64],
+        checksums: npt.NDArray[np.uint64],
+        blocks_checksums: npt.NDArray[np.uint64],
+    ) -> StoredObjects:
+        """From columns of equal length that were checked; `form`: places in `forms`.
+
+        Keys are ASCII and end with `.h5`.
+        """
+        stems: dict[str, int] = {}
+        records = np.empty(len(keys), _RECORD)
+        parts = [_split(key) for key in keys]
+        records["stem"] = [stems.setdefault(stem, len(stems)) for stem, _ in parts]
+        records["number"] = [number for _, number in parts]
+        records["form"] = form
+        records["checksum"] = checksums
+        records["blocks_checksum"] = blocks_checksums
+        return cls(schema, tuple(stems), forms, records)
+
+    @classmethod
+    def joined(cls, schema: Schema, parts: Sequence[StoredObjects]) -> StoredObjects:
+        """The objects of all parts, one after another."""
+        stems: dict[str, int] = {}
+        forms: dict[bytes, int] = {}
+        records = np.empty(sum(len(part) for part in parts), _RECORD)
+        start = 0
+        for part in parts:
+            out = records[start : start + len(part)]
+            out[:] = part._records
+            out["stem"] = _places(stems, part._stems)[out["stem"]]
+            out["form"] = _places(forms, (form.tobytes() for form in part._forms))[out["form"]]
+            start += len(part)
+        table = np.frombuffer(b"".join(forms), np.int64).reshape(-1, 3 + 2 * len(schema))
+        return cls(schema, tuple(stems), table, records)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each object."""
+        rows: npt.NDArray[np.int64] = self._forms[self._records["form"], 0]
+        return rows
+
+    @property
+    def nbytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each object."""
+        nbytes: npt.NDArray[np.int64] = self._forms[self._records["form"], 1]
+        return nbytes
+
+    def key(self, index: int) -> str:
+        """The key of one object, relative to the dataset."""
+        record = self._records[index]
+        return self._key(int(record["stem"]), int(record["number"]))
+
+    def _key(self, stem: int, number: int) -> str:
+        digits = "" if number < 0 else f"{number:0{_DIGITS}}"
+        return f"{self._stems[stem]}{digits}{_END}"
+
+    def _layout(self, form: int) -> ObjectLayout:
+        layout = self._layouts.get(form)
+        if layout is None:
+            if len(self._layouts) >= _KEPT_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[form] = layout_of(self._schema, self._forms[form])
+        return layout
+
+    def _made(self, record: tuple[int, ...]) -> StoredObject:
+        stem, number, form, checksum, blocks_checksum = record
+        return StoredObject(self._key(stem, number), checksum, blocks_checksum, self._layout(form))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> StoredObject: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> StoredObjects: ...
+
+    def __getitem__(self, index: int | slice) -> StoredObject | StoredObjects:
+        if isinstance(index, slice):
+            return StoredObjects(self._schema, self._stems, self._forms, self._records[index])
+        return self._made(self._records[operator.index(index)].item())
+
+    def __iter__(self) -> Iterator[StoredObject]:
+        return map(self._made, self._records.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (StoredObjects, list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return f"StoredObjects({len(self)} objects, {len(self._forms)} layouts)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_layouts": {}}
+
+
+def layout_of(schema: Schema, form: npt.NDArray[np.int64]) -> ObjectLayout:
+    """The layout that a form stands for; raises `FormatError` where it is none."""
+    rows, nbytes, checksums_offset, *places = form.tolist()
+    offsets, blocks = places[: len(schema)], places[len(schema) :]
+    columns = {
+        a.name: Column(offset, rows, a.row_nbytes, block_rows)
+        for a, offset, block_rows in zip(schema, offsets, blocks, strict=True)
+    }
+    return ObjectLayout(rows, nbytes, columns, checksums_offset)
+
+
+def _split(key: str) -> tuple[str, int]:
+    """Stem and number of a key: savers number their objects with six digits or more."""
+    stem = key[: -len(_END)]
+    digits = stem[-_DIGITS:]
+    if len(digits) == _DIGITS and digits.isdecimal():
+        return stem[:-_DIGITS], int(digits)
+    return stem, -1
+
+
+def _places(known: dict[Any, int], values: Iterable[Any]) -> npt.NDArray[np.uint32]:
+    """The place of each value among the known ones; new ones are added."""
+    return np.array([known.setdefault(value, len(known)) for value in values], np.uint32)
