@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LoaderError
-from ..store import Buffer, Store
+from ..store import Buffer, Store, read_pieces
 
 _log = logging.getLogger(__name__)
 
@@ -253,6 +253,10 @@ class CacheFile:
                 return False
             raise
         return True
+
+    def read(self, start: int, end: int) -> Iterator[Buffer]:
+        """Bytes of the object in pieces; see `read_pieces`."""
+        return read_pieces(self._descriptor, start, end)
 
     def write(self, offset: int, data: Buffer) -> None:
         """Put bytes where they lie in the object. Raises `CacheFullError`."""

@@ -20,6 +20,7 @@ from ..store import Buffer, Store
 from .blocks import Checksums
 from .cache import CacheFile
 from .gather import Array, void_rows
+from .order import Rows
 from .work import Work
 
 Blocks = npt.NDArray[np.bool_]
@@ -73,14 +74,10 @@ class HeldObject:
         return not (needed & ~self._verified).any()
 
     def missing_nbytes(self, needed: Blocks) -> int:
-        """Bytes of those of the blocks that must be fetched, as far as is known."""
-        ranges = self._stored.layout.block_ranges[needed & ~self._here()]
+        """Bytes of those of the blocks that must be fetched or read, as far as is known."""
+        here = self._verified if self._file is None else self._verified | self._file.present
+        ranges = self._stored.layout.block_ranges[needed & ~here]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
-
-    def _here(self) -> Blocks:
-        if self._file is None:
-            return np.ones_like(self._verified)
-        return self._verified | self._file.present
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
@@ -89,7 +86,7 @@ class HeldObject:
         `StoreError` or `CacheFullError`.
         """
         todo = needed & ~self._verified
-        here = self._here()
+        here = np.ones_like(todo) if self._file is None else self._file.present
         return [
             Work(nbytes, partial(self._ensure, some, stop), is_small=0 < nbytes < _STREAMED)
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
@@ -135,7 +132,9 @@ class HeldObject:
             if not todo.any() or stop.is_set():
                 return
             if self._file is None:
-                wrong = self._table().wrong(np.flatnonzero(todo).tolist(), self._data)
+                places = np.flatnonzero(todo)
+                self._read_in(places, stop)
+                wrong = self._table().wrong(places.tolist(), self._data)
             else:
                 wrong = self._bring(self._file, todo, stop)
             if stop.is_set():
@@ -148,6 +147,18 @@ class HeldObject:
             with self._changed:
                 self._busy &= ~todo
                 self._changed.notify_all()
+
+    def _read_in(self, places: Rows, stop: threading.Event) -> None:
+        """Have the disk read long runs of blocks from end to end, before the map is touched."""
+        file = self._file
+        ranges = [(int(a), int(b)) for a, b in self._stored.layout.block_ranges[places]]
+        for start, end in coalesce(ranges).requests:
+            if end - start < _GAP:
+                continue
+            pieces = file.read(start, end) if file else self._store.stream(self._key, start, end)
+            for _ in pieces:
+                if stop.is_set():
+                    return
 
     def _table(self) -> Checksums:
         if self._checksums is None:
@@ -164,25 +175,28 @@ class HeldObject:
 
     def _bring(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> list[int]:
         """Complete the cache file by the blocks `todo`; those that came wrong."""
-        missing = self._missing(file, todo)
+        missing = self._missing(file, todo, stop)
         if not missing.any():
             return []
         places = np.flatnonzero(missing)
         with file.fetching(int(places[0]), int(places[-1]) + 1, stop):
             if stop.is_set():
                 return []
-            places = np.flatnonzero(self._missing(file, missing))  # others may have brought some
+            places = np.flatnonzero(
+                self._missing(file, missing, stop)
+            )  # others may have brought some
             wrong = self._brought(file, places, stop)
             if wrong and not stop.is_set():  # damaged on the way: once more
                 wrong = self._brought(file, np.array(wrong), stop)
             return wrong
 
-    def _missing(self, file: CacheFile, todo: Blocks) -> Blocks:
+    def _missing(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> Blocks:
         """Those of the blocks that are not here whole."""
         if not (file.has_table and self._has_good_table()):
             return todo
         here = todo & file.present
         if here.any():
+            self._read_in(np.flatnonzero(here), stop)
             here[self._table().wrong(np.flatnonzero(here).tolist(), self._data)] = False
         return todo & ~here
 

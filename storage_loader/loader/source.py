@@ -158,7 +158,7 @@ class Source:
         stored = self._snapshot.objects[group.index]
         needed = needed_blocks(stored, self._schema, group.rows)
         nbytes = held.missing_nbytes(needed)
-        if not nbytes or self._cache is None:
+        if not nbytes:
             return held, needed
         # At most as many bytes are fetched early as were fetched when needed: an epoch's start
         # waits at most twice as long, and the rest of it is fetched in few long requests.
@@ -168,7 +168,7 @@ class Source:
             whole_share is not None
             and nbytes >= whole_share * stored.nbytes
             and early <= self._spare
-            and self._cache.holds(self._snapshot.nbytes)
+            and (self._cache is None or self._cache.holds(self._snapshot.nbytes))
             and self._reserve(early + nbytes)
         ):
             self._spare -= early
@@ -187,8 +187,7 @@ class Source:
 
     def _reserve(self, nbytes: int) -> bool:
         """Whether the cache takes so many bytes more; objects not in use here give way."""
-        assert self._cache is not None
-        if self._cache.reserve(nbytes):
+        if self._cache is None or self._cache.reserve(nbytes):
             return True
         with self._lock:
             self._held.clear()

@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 from ..config import DataConfig
 from .base import ObjectInfo, Store, xxh3
-from .folder import FolderStore
+from .folder import FolderStore, read_pieces
 from .memory import MemoryStore
 from .s3 import S3Store
 from .s3_place import S3Place
@@ -30,5 +30,6 @@ __all__ = [
     "S3Store",
     "Store",
     "open_store",
+    "read_pieces",
     "xxh3",
 ]

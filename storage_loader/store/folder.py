@@ -29,7 +29,15 @@ from ..errors import (
     StoreError,
 )
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store, check_key, check_ranges, read_only
+from .base import (
+    STREAM_CHUNK,
+    Buffers,
+    ObjectInfo,
+    Store,
+    check_key,
+    check_ranges,
+    read_only,
+)
 
 _TEMPORARY = ".tmp-"
 _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
@@ -97,6 +105,10 @@ class FolderStore(Store):
         data = self.get(key)
         check_ranges(ranges, data.nbytes, place=self._place(key))
         return [data[start:end] for start, end in ranges]
+
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        with self._mapped_errors("get", key), open(self._path(key), "rb", buffering=0) as file:
+            yield from read_pieces(file.fileno(), start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         path = self._path(key)
@@ -185,6 +197,17 @@ class FolderStore(Store):
             except OSError:  # not empty, already gone, or someone just put an object in it
                 return
             folder = folder.parent
+
+
+def read_pieces(descriptor: int, start: int, end: int) -> Iterator[bytes]:
+    """Bytes of a file in pieces; they end early where the file does.
+
+    A file that is read like this enters the page cache in large pages, one whose map is touched
+    here and there in pages of 4 KiB: random rows are then copied at 0.9 of the rate.
+    """
+    while start < end and (piece := os.pread(descriptor, min(STREAM_CHUNK, end - start), start)):
+        yield piece
+        start += len(piece)
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
