@@ -202,6 +202,11 @@ def _open_streaming(spec: Spec) -> Epoch:
         predownload=spec.prefetch,
         **shuffle,
     )
+    if spec.workers:
+        # Its client fetched the index; forked processes would share the open connection, mix up
+        # each other's shards or wait 60 s for an answer.
+        for stream in dataset.streams:
+            stream._downloader.clean_up()
     loader = _torch_loader(
         spec, dataset, batch_size=spec.batch, collate_fn=partial(_collate, spec, "row")
     )
