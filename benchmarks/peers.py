@@ -176,7 +176,7 @@ def run(setting: Setting) -> Sequence[Row]:
     images = Data("images", "150 KB uint8 rows", IMAGES, setting.pick(7168, 256), LARGE_BATCH)
     vectors = Data("vectors", "72 B rows", VECTORS, setting.pick(10_000_000, 50_000), SMALL_BATCH)
     rows: list[Row] = []
-    for data in (tiles, images):
+    for data in (tiles, images)[: setting.pick(2, 1)]:
         with _stored(group, data, on_s3=True) as stored:
             rows += _first_epoch(stored)
             rows += _second_epoch(stored)
@@ -184,7 +184,7 @@ def run(setting: Setting) -> Sequence[Row]:
                 rows += _by_index(stored)
     with _stored(group, vectors, on_s3=False) as stored:
         rows += _small_rows(stored)
-    for row_nbytes in SWEEP[:: setting.pick(1, 3)]:
+    for row_nbytes in SWEEP[:: setting.pick(1, len(SWEEP))]:
         rows += _sweep(group, row_nbytes)
     return rows
 
@@ -202,7 +202,7 @@ def _second_epoch(stored: Stored) -> list[Row]:
 
 def _by_index(stored: Stored) -> list[Row]:
     data = stored.data
-    limit = stored.group.setting.pick(128, 8)
+    limit = stored.group.setting.pick(32, 4)
     part = replace(stored, spec=replace(stored.spec, limit=limit), local={})
     loader = DataLoader(stored.config, batch_size=data.batch, shuffle="global", index=True)
 
