@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import machine, report
 from .runner import Effort
-from .setting import Benchmark, Setting
+from .setting import PEERS_VARIABLE, Benchmark, Setting
 
 HERE = Path(__file__).parent
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if "\nBENCHMARK = " in p.read_text("utf-8"))
@@ -28,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument("--out", type=Path, help=f"for the results; default: {RESULTS.name}/ here")
     parser.add_argument("--scratch", type=Path, help="disk to measure; default: the temporary one")
+    parser.add_argument("--peers", metavar="PYTHON", help="a Python that has other libraries")
     options = parser.parse_args(arguments)
+    if options.peers:
+        os.environ[PEERS_VARIABLE] = options.peers
     wrong = [name for name in options.names if name not in NAMES]
     if wrong:
         parser.error(f"no benchmark {wrong[0]!r}; there are {', '.join(NAMES)}")
@@ -48,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed |= any(row.holds is False for row in rows) and not effort.quick
             if out is not None:
                 report.write(out, name, benchmark.what, rows, machine.describe(setting.scratch))
+                if benchmark.draw is not None:
+                    benchmark.draw(out)
     return int(failed)
 
 

@@ -26,6 +26,7 @@ from .runner import Effort, Row
 LAUNCHER = Path(__file__).parents[1] / "tests" / "s3_server.py"
 NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
 VARIABLE = "STORAGE_LOADER_TEST_S3_"
+PEERS_VARIABLE = "STORAGE_LOADER_BENCH_PEERS"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Benchmark:
 
     what: str
     run: Callable[[Setting], Sequence[Row]]
+    draw: Callable[[Path], None] | None = None  # adds plots to the folder of the results
 
 
 class Setting:
@@ -72,6 +74,11 @@ class Setting:
         if all(values.values()):
             return Server.of(values)
         return self._held.enter_context(_started())
+
+    @property
+    def peers(self) -> str | None:
+        """A Python that has the libraries that some benchmarks compare with."""
+        return os.environ.get(PEERS_VARIABLE) or None
 
     @contextlib.contextmanager
     def bucket(self) -> Iterator[Bucket]:

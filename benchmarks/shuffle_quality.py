@@ -39,11 +39,10 @@ from storage_loader.layout import block_rows
 from storage_loader.loader.order import Order, Shuffle, make_order
 
 from .runner import Row, Spread
-from .setting import Benchmark, Setting
+from .setting import PEERS_VARIABLE, Benchmark, Setting
 
 Rows = npt.NDArray[np.int64]
 
-VARIABLE = "STORAGE_LOADER_BENCH_PEERS"
 PEERS = Path(__file__).with_name("peer_orders.py")
 BATCH = 64
 CLASSES = 100
@@ -78,7 +77,7 @@ class Found:
 
 
 def run(setting: Setting) -> Sequence[Row]:
-    python = os.environ.get(VARIABLE)
+    python = setting.peers
     sizes = SIZES[: setting.pick(len(SIZES), 1)]
     with tempfile.TemporaryDirectory() as folder:
         about = _peer_orders(python, sizes, Path(folder)) if python else {}
@@ -248,7 +247,7 @@ def _main() -> int:
     parser.add_argument("--peers", help="a Python that has mosaicml-streaming and litdata")
     peers = parser.parse_args().peers
     if peers:
-        os.environ[VARIABLE] = peers
+        os.environ[PEERS_VARIABLE] = peers
     failed = main(["shuffle_quality"])
     result = json.loads((RESULTS / "shuffle_quality.json").read_text())
     (RESULTS / "shuffle_quality.md").write_text(table(result))

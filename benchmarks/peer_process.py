@@ -1,0 +1,178 @@
+"""Peers in processes of their own: peer_loaders.py, asked line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .peer_loaders import Spec
+from .setting import VARIABLE, Server, Setting
+
+PROGRAM = Path(__file__).with_name("peer_loaders.py")
+PATIENCE = 900.0  # seconds for one job; a loader that hangs is no reason to hang, too
+
+
+class PeerError(Exception):
+    """What a peer said, or that it said nothing."""
+
+
+class PeerProcess:
+    """A process that answers jobs; leave the `with` to end it."""
+
+    def __init__(self, python: str, environment: Mapping[str, str], log: Path) -> None:
+        # What an error's text must not show, as it ends in the results.
+        self._hidden = {environment[name]: "***" for name in _HIDDEN}
+        self._hidden |= {environment["AWS_ENDPOINT"]: "the server", str(log.parent): "scratch"}
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [python, str(PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=dict(environment),
+                cwd=log.parent,  # some write into the folder where they are
+                text=True,
+            )
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a job; PeerError where it is an error, or none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        timer = threading.Timer(PATIENCE, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except OSError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise PeerError(f"ended with code {self._process.wait()}, or took {PATIENCE:.0f} s")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            text = str(answer["error"])
+            for word, instead in self._hidden.items():
+                text = text.replace(word, instead)
+            raise PeerError(text)
+        return answer
+
+    def close(self) -> None:
+        """End the process: by the end of its jobs, else by force."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        finally:
+            self._process.stdout.close()
+
+
+class Peers:
+    """Starts processes of the Python that has the peers."""
+
+    def __init__(self, setting: Setting, python: str) -> None:
+        self._setting, self._python = setting, python
+
+    def process(self) -> PeerProcess:
+        """A new one, that can reach the S3 server."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE)}
+        environment |= _variables(self._setting.s3)
+        return PeerProcess(self._python, environment, self._setting.scratch / "peers.log")
+
+    def write(self, peer: str, arrays: Path, out: Path, rows: int, shard: int) -> str:
+        """Store the first `rows` rows of `arrays` in the peer's format; its version."""
+        job = {"do": "write", "peer": peer, "arrays": str(arrays), "out": str(out)}
+        with self.process() as process:
+            return str(process.ask({**job, "rows": rows, "shard": shard})["version"])
+
+    def contender(self, name: str, spec: Spec, *, cold: bool, cached: bool) -> Contender:
+        """A loader to time. `cold`: each time a new one, with an empty cache."""
+        return Contender(self, name, spec, self._setting.folder(), cold=cold, cached=cached)
+
+
+class Contender:
+    """A peer's loader with its settings.
+
+    Its epochs run in a process of its own: a new one for each first epoch, since a job has one
+    loader. Of two loaders in a process, or in two at a time, some peers disturb each other.
+    """
+
+    def __init__(
+        self, peers: Peers, name: str, spec: Spec, cache: Path, *, cold: bool, cached: bool
+    ) -> None:
+        self.name, self.spec = name, spec
+        self.faults: list[str] = []  # of the epochs that did not give every row once
+        self._peers, self._cold, self._cached, self._cache = peers, cold, cached, cache
+        self._process: PeerProcess | None = None
+
+    def seconds(self) -> float:
+        """Of a first epoch and its loader's construction; or of an epoch after the first."""
+        if self._process is None:
+            seconds = self._first()
+            if self._cold:
+                self.close()
+                return seconds
+        return self._epoch(None)
+
+    def close(self) -> None:
+        """End its process, and remove its cache."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _first(self) -> float:
+        self._process = self._peers.process()
+        self._process.ask({"do": "prepare", "peer": self.spec.peer})
+        if not self._cached:
+            return self._epoch(self.spec)
+        self._cache.mkdir()
+        return self._epoch(replace(self.spec, cache=str(self._cache)))
+
+    def _epoch(self, spec: Spec | None) -> float:
+        assert self._process is not None
+        answer = self._process.ask({"do": "epoch", "spec": asdict(spec) if spec else None})
+        if answer["fault"]:
+            self.faults.append(str(answer["fault"]))
+        return float(answer["seconds"])
+
+
+_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def _variables(server: Server) -> dict[str, str]:
+    """The server's settings under the names that boto3, object_store and streaming know."""
+    return {
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_REGION": server.region,
+        "AWS_DEFAULT_REGION": server.region,
+        "AWS_ENDPOINT": server.endpoint,
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "S3_ENDPOINT_URL": server.endpoint,
+        "AWS_ALLOW_HTTP": str(server.endpoint.startswith("http://")).lower(),
+    }
