@@ -111,9 +111,10 @@ class HeldObject:
         request = np.cumsum(breaks) - 1
         totals = np.bincount(request, weights=sizes)
         works = np.empty(len(totals), np.int64)
+        most = _LONGEST if is_here else _WORK_NBYTES
         work, nbytes, count = 0, 0, 0
         for i, total in enumerate(totals.tolist()):
-            if count and (nbytes + total > _WORK_NBYTES or count == _WORK_REQUESTS):
+            if count and (nbytes + total > most or count == _WORK_REQUESTS):
                 work, nbytes, count = work + 1, 0, 0
             works[i] = work
             nbytes, count = nbytes + total, count + 1
@@ -149,21 +150,28 @@ class HeldObject:
                 self._changed.notify_all()
 
     def _read_in(self, places: Rows, stop: threading.Event) -> None:
-        """Have the disk read long runs of blocks from end to end, before the map is touched."""
-        file = self._file
+        """Have the disk read runs of blocks from end to end, before the map is touched."""
         ranges = [(int(a), int(b)) for a, b in self._stored.layout.block_ranges[places]]
-        for start, end in coalesce(ranges).requests:
-            if end - start < _GAP:
-                continue
-            pieces = file.read(start, end) if file else self._store.stream(self._key, start, end)
-            for _ in pieces:
+        for start, end in coalesce(ranges, gap=_GAP).requests:
+            # From the file's start on, if that is near: the kernel takes it for a long read sooner.
+            start = 0 if start < _GAP else start  # noqa: PLW2901
+            for _ in self._pieces(start, end):
                 if stop.is_set():
                     return
+
+    def _pieces(self, start: int, end: int) -> Iterator[Buffer]:
+        """Bytes that lie here, read rather than mapped: a map fetches what lies around, too."""
+        if start == end:
+            return iter(())
+        if self._file is not None:
+            return self._file.read(start, end)
+        return self._store.stream(self._key, start, end)
 
     def _table(self) -> Checksums:
         if self._checksums is None:
             start, end = self._stored.layout.checksums_range
-            self._checksums = Checksums(self._stored, self._data[start:end], self._place)
+            table = b"".join(self._pieces(start, end))
+            self._checksums = Checksums(self._stored, table, self._place)
         return self._checksums
 
     def _has_good_table(self) -> bool:

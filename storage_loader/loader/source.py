@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from .remote import RemoteReader
 from .work import Preparation, Work
 
 _WORK_NBYTES = 8 * 2**20
+_LOCAL_SPARE = 8
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
 Kept = tuple[HeldObject, Blocks]  # and those of its blocks to bring
@@ -53,6 +55,14 @@ class Source:
         self._all: Ready | None = None  # once everything is here and verified
         self._spare = 0  # bytes that may be fetched before they are needed
         self._lock = threading.Lock()
+
+    @cached_property
+    def _has_room(self) -> bool:
+        """Whether what was fetched or read early will still be here when it is needed."""
+        nbytes = self._snapshot.nbytes
+        if self._cache is not None:
+            return self._cache.holds(nbytes)
+        return nbytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
     @property
     def is_complete(self) -> bool:
@@ -160,20 +170,21 @@ class Source:
         nbytes = held.missing_nbytes(needed)
         if not nbytes:
             return held, needed
-        # At most as many bytes are fetched early as were fetched when needed: an epoch's start
-        # waits at most twice as long, and the rest of it is fetched in few long requests.
+        # At most as many bytes are fetched early as were fetched when needed (from this machine's
+        # disk, a few times as many): an epoch's start waits at most twice as long, and the rest
+        # of it is fetched in few long requests.
         every = self._every_block(stored)
         early = held.missing_nbytes(every) - nbytes
         if (
             whole_share is not None
             and nbytes >= whole_share * stored.nbytes
             and early <= self._spare
-            and (self._cache is None or self._cache.holds(self._snapshot.nbytes))
+            and self._has_room
             and self._reserve(early + nbytes)
         ):
             self._spare -= early
             return held, every
-        self._spare += nbytes
+        self._spare += nbytes * (_LOCAL_SPARE if self._cache is None else 1)
         return (held, needed) if self._reserve(nbytes) else None
 
     def _every_block(self, stored: StoredObject) -> Blocks:
