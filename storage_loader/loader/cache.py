@@ -197,8 +197,8 @@ class CacheFile:
 
     def __init__(self, path: Path, nbytes: int, num_blocks: int) -> None:
         self._path = path
-        self._flags_start = nbytes
-        size = nbytes + num_blocks + 1
+        self._flags_start, self._num_flags = nbytes, num_blocks + 1
+        size = nbytes + self._num_flags
         self._descriptor = -1
         _make_private(path.parent)
         self._descriptor = _open_shared(path, size)
@@ -209,19 +209,23 @@ class CacheFile:
         except BaseException:
             self.close()
             raise
-        view = memoryview(mapped)
-        self.data = view[:nbytes]
-        self._flags: npt.NDArray[np.uint8] = np.frombuffer(view[nbytes:], np.uint8)
+        self.data = memoryview(mapped)[:nbytes]
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
         """By place in the checksum table: whether the block is there, as far as is known."""
-        return np.equal(self._flags[:-1], 1)
+        return self._flags()[:-1]
 
     @property
     def has_table(self) -> bool:
         """Whether the checksum table is there, as far as is known."""
-        return bool(self._flags[-1] == 1)
+        return bool(self._flags()[-1])
+
+    def _flags(self) -> npt.NDArray[np.bool_]:
+        # Not through the map: touching it would have the kernel fill its cache with the empty
+        # megabytes around, page by page.
+        data = os.pread(self._descriptor, self._num_flags, self._flags_start)
+        return np.equal(np.frombuffer(data.ljust(self._num_flags, b"\0"), np.uint8), 1)
 
     @contextmanager
     def fetching(self, first: int, stop: int, ended: threading.Event) -> Iterator[None]:
@@ -268,7 +272,7 @@ class CacheFile:
 
     def mark_table(self) -> None:
         """The checksum table is there."""
-        self.mark(len(self._flags) - 1, len(self._flags))
+        self.mark(self._num_flags - 1, self._num_flags)
 
     def _write(self, offset: int, view: memoryview) -> None:
         # Not through the map: a write to a map on a full disk kills the process.

@@ -19,6 +19,8 @@ from .gather import Array
 from .order import Rows
 from .source import Source
 
+_OF_A_PROCESS = ("_process_source", "_process_catalog")  # and in no pickle
+
 Transform = Callable[[Any], Any]
 
 
@@ -50,6 +52,7 @@ class View:
         self._cache_size = cache_size
         self._snapshot: Snapshot | None = None
         self._process_source: PerProcess[Source] = PerProcess()
+        self._process_catalog: PerProcess[Catalog] = PerProcess()
 
     def open(self) -> Snapshot:
         """Fix the version now, where it is not yet; later calls change nothing.
@@ -57,7 +60,7 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
-            self._snapshot = self._checked(Catalog(self.config).snapshot(self._wanted_version))
+            self._snapshot = self._checked(self._catalog.snapshot(self._wanted_version))
         return self._snapshot
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
@@ -86,11 +89,15 @@ class View:
         return {attribute.name: attribute for attribute in self.schema}
 
     @property
+    def _catalog(self) -> Catalog:
+        return self._process_catalog.get(lambda: Catalog(self.config))
+
+    @property
     def _source(self) -> Source:
         return self._process_source.get(self._make_source)
 
     def _make_source(self) -> Source:
-        store = Catalog(self.config).store
+        store = self._catalog.store
         folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
         cache = None if self._cache_size == 0 else Cache(folder, store, self._cache_size)
         return Source(store, self.open(), self.schema, cache)
@@ -99,7 +106,7 @@ class View:
         """The dataset at this version, checked; changes nothing."""
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot
-        return self._checked(Catalog(self.config).snapshot(version))
+        return self._checked(self._catalog.snapshot(version))
 
     def _pin(self, snapshot: Snapshot) -> None:
         """Read this snapshot from here on."""
@@ -138,11 +145,12 @@ class View:
 
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version
-        return {k: v for k, v in self.__dict__.items() if k != "_process_source"}
+        return {k: v for k, v in self.__dict__.items() if k not in _OF_A_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._process_source = PerProcess()
+        self._process_catalog = PerProcess()
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:
