@@ -18,7 +18,7 @@ from ..ranges import Range, coalesce
 from ..schema import Schema
 from ..store import Buffer, Store
 from .blocks import Checksums
-from .cache import CacheFile
+from .cache import CacheFile, Writer
 from .gather import Array, void_rows
 from .order import Rows
 from .work import Work
@@ -234,22 +234,24 @@ class HeldObject:
         wanted = coalesce(ranges).requests
         requests = coalesce(wanted, gap=spare_gap(wanted)).requests
         short = [r for r in requests if r[1] - r[0] <= _STREAMED]
-        for (start, _), data in zip(short, self._store.get_ranges(self._key, short), strict=True):
-            _write_wanted(file, start, data, wanted)
-        for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
-            place = start
-            for piece in self._store.stream(self._key, start, end):
-                place = _write_wanted(file, place, piece, wanted)
-                if stop.is_set():
-                    return
-            if place != end:
-                raise StoreError(
-                    f"{self._place}: {place - start} bytes came for {start} to {end}; "
-                    "the object is shorter than its commit says"
-                )
+        with Writer(file) as writer:
+            received = self._store.get_ranges(self._key, short)
+            for (start, _), data in zip(short, received, strict=True):
+                _write_wanted(writer, start, data, wanted)
+            for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
+                place = start
+                for piece in self._store.stream(self._key, start, end):
+                    place = _write_wanted(writer, place, piece, wanted)
+                    if stop.is_set():
+                        return
+                if place != end:
+                    raise StoreError(
+                        f"{self._place}: {place - start} bytes came for {start} to {end}; "
+                        "the object is shorter than its commit says"
+                    )
 
 
-def _write_wanted(file: CacheFile, start: int, data: Buffer, wanted: list[Range]) -> int:
+def _write_wanted(writer: Writer, start: int, data: Buffer, wanted: list[Range]) -> int:
     """Write what is wanted of the bytes from `start` on; returns where they end.
 
     Never a gap between two ranges: verified blocks may lie there, and these bytes are not.
@@ -260,7 +262,7 @@ def _write_wanted(file: CacheFile, start: int, data: Buffer, wanted: list[Range]
         first, last = max(start, wanted[place][0]), min(end, wanted[place][1])
         if first >= last:
             break
-        file.write(first, view[first - start : last - start])
+        writer.write(first, view[first - start : last - start])
     return end
 
 
