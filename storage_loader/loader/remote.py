@@ -22,8 +22,8 @@ from .work import Work
 
 _HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables
 _GAP = 4096  # bytes between two ranges that are not worth another request
-_SMALL = 2**20  # bytes of a piece of work that waits for the network more than it works
-_WORK_REQUESTS = 32  # of several objects that are one piece of work
+_SMALL = 2**21  # bytes of a piece of work that waits for the network more than it works
+_WORK_REQUESTS = 16  # of one object or several that are one piece of work
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,12 @@ class RemoteReader:
         columns = self.snapshot.objects[group.index].layout.columns
         column = max((columns[a.name] for a in self.schema), key=lambda c: c.row_nbytes)
         count = max(1, most // max(1, column.block_nbytes))
-        blocks = group.rows // column.block_rows
-        number = np.cumsum(np.append(0, np.diff(blocks) > 0)) // count
+        steps = np.diff(group.rows // column.block_rows)
+        block = np.cumsum(np.append(0, steps > 0))
+        request = np.cumsum(np.append(0, steps > 1))
+        portion = block // count + request // _WORK_REQUESTS
         place = group.place
-        for rows in np.split(group.rows, np.flatnonzero(np.diff(number)) + 1):
+        for rows in np.split(group.rows, np.flatnonzero(np.diff(portion)) + 1):
             yield ObjectRows(group.index, rows, place)
             place += len(rows)
 
@@ -88,7 +90,7 @@ class RemoteReader:
                 self._finish(read, buffers, copies)
 
         nbytes = sum(len(read.rows) for read in reads) * self.schema.row_nbytes
-        return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) < _SMALL)
+        return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) <= _SMALL)
 
     def _finish(self, read: _ObjectRead, buffers: Sequence[memoryview], copies: Copies) -> None:
         try:
