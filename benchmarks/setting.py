@@ -21,6 +21,8 @@ from minio import Minio
 from minio.deleteobjects import DeleteObject
 from obstore.store import S3Store as Client
 
+from storage_loader import DataConfig
+
 from .runner import Effort, Row
 
 LAUNCHER = Path(__file__).parents[1] / "tests" / "s3_server.py"
@@ -140,6 +142,10 @@ class Bucket:
             "secret_key": s.secret_key,
             "region": s.region,
         }
+
+    def config(self, name: str) -> DataConfig:
+        """Of a dataset that was saved here."""
+        return DataConfig(name, **self.settings)
 
     @cached_property
     def client(self) -> Client:

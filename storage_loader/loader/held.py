@@ -29,8 +29,7 @@ _GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
 _SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
 _STREAMED = 2**20  # a longer range is written while it is received
 _LONGEST = 64 * 2**20  # one request: an object of the default size is fetched whole
-_WORK_NBYTES = 16 * 2**20  # short requests, and blocks to verify, that are one piece of work
-_WORK_REQUESTS = 32
+_WORK_REQUESTS = 32  # short ones that are one piece of work
 
 
 class HeldObject:
@@ -111,7 +110,7 @@ class HeldObject:
         request = np.cumsum(breaks) - 1
         totals = np.bincount(request, weights=sizes)
         works = np.empty(len(totals), np.int64)
-        most = _LONGEST if is_here else _WORK_NBYTES
+        most = _LONGEST if is_here else _STREAMED
         work, nbytes, count = 0, 0, 0
         for i, total in enumerate(totals.tolist()):
             if count and (nbytes + total > most or count == _WORK_REQUESTS):
