@@ -28,7 +28,7 @@ _LARGE_ROW = 1024  # bytes from which rows are copied batch by batch, by their a
 _HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing
 _ROWS_A_PART = 16  # with fewer, a numpy call for each part costs more than it saves
 _GROUP_NBYTES = 4 * 2**20  # of small rows gathered at once: they stay in the cache
-_GROUP_ROWS = 32_768
+_GROUP_ROWS = 16_384
 
 
 @dataclass(frozen=True)
