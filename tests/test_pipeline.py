@@ -240,10 +240,9 @@ class Failing(Recorded):
 @pytest.mark.parametrize("at", [0, 1, 5, 7])
 @pytest.mark.parametrize("error", [ZeroDivisionError("here"), SystemExit(3)], ids=["error", "exit"])
 def test_an_error_rises_in_the_consumer(where: str, at: int, error: BaseException) -> None:
-    seen = []
+    seen: list[int] = []
     with pytest.raises(type(error)) as caught:
-        for result in Pipeline(Failing(where, at, error), nbytes=10, threads=2).results():
-            seen.append(result)
+        seen.extend(Pipeline(Failing(where, at, error), nbytes=10, threads=2).results())
     assert caught.value is error
     assert seen == list(range(len(seen)))
     assert len(seen) <= at
