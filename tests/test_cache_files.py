@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import json
+import logging
 import os
 import resource
 import shutil
@@ -369,29 +370,91 @@ def test_a_long_answer_is_harmless(
 # A disk that is full
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_says_what_to_do(
-    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int
+class FullDisk:
+    """`os.pwrite` on a disk that takes `calls` more writes, each of them only in part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, calls: int) -> None:
+        self._number = number
+        self._left = calls
+        self._real = os.pwrite
+        self.refused = 0
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+
+    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        self._left -= 1
+        if self._left < 0:
+            self.refused += 1
+            raise OSError(self._number, os.strerror(self._number))
+        return self._real(descriptor, data[: len(data) // 2 + 1], offset)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """All that was logged at WARNING or above."""
+    found = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert {r.name for r in found} <= {"storage_loader.loader.cache"}
+    return [r.getMessage() for r in found]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
+@pytest.mark.parametrize("max_object_size", [8 * 2**20, 2**20], ids=["one", "several"])
+@pytest.mark.parametrize("calls", [0, 3, 20])  # 3 and 20: in the middle of a request
+@pytest.mark.parametrize("shuffle", [False, "global"])
+def test_a_full_disk_streams_through_memory_with_one_warning(
+    tmp_path: Path,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    max_object_size: int,
+    calls: int,
+    shuffle: Any,
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, max_object_size=max_object_size)
+    watch(monkeypatch, local=False)
+    how: dict[str, Any] = {"batch_size": 16, "shuffle": shuffle, "seed": 5, "epochs": 3}
+    expected = numbers_in(DataLoader(the_config, index=True, **how), LARGE)
+    loader = DataLoader(the_config, cache_dir=cache_dir, **how)
+    with monkeypatch.context() as patch:
+        disk = FullDisk(patch, number, calls)
+        assert numbers_in(loader, LARGE) == expected
+        assert disk.refused, "it was never full: this tests nothing"
+    [text] = warnings_of(caplog)
+    assert str(cache_dir) in text
+    assert "its disk is full" in text
+    assert "passes through memory" in text
+    again = DataLoader(the_config, cache_dir=cache_dir, **how)  # there is room again
+    assert numbers_in(again, LARGE) == expected
+    assert len(warnings_of(caplog)) == 1
+    assert again._source.is_complete
+
+
+@pytest.mark.parametrize("where", ["a folder", "a new file", "the count"])
+def test_a_disk_may_be_full_before_a_file_is_made(
+    one_object: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
 ) -> None:
     watch(monkeypatch, local=False)
-    read(one_object, cache_dir, range(50))
-    real, left = os.pwrite, [3]
+    real_mkdir, real_open = Path.mkdir, os.open
 
-    def pwrite(descriptor: int, data: Any, offset: int) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(number, os.strerror(number))
-        return real(descriptor, data[: len(data) // 2 + 1], offset)  # and short writes before
+    def full_mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        if where == "a folder" and cache_dir in (path, *path.parents):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real_mkdir(path, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", pwrite)
-        with pytest.raises(LoaderError) as caught:
-            read(one_object, cache_dir, range(400))
-    text = str(caught.value)
-    assert "is full; free it, give another cache_dir, or use index=True" in text
+    def full_open(path: Any, *args: Any, **kwargs: Any) -> int:
+        end = {"a folder": "-", "a new file": ".cached", "the count": "usage"}[where]
+        if str(path).endswith(end):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", full_mkdir)
+    monkeypatch.setattr(os, "open", full_open)
+    read(one_object, cache_dir, range(400), cache_size=10**9)
+    [text] = warnings_of(caplog)
     assert str(cache_dir) in text
-    assert isinstance(caught.value.__cause__, OSError)
-    read(one_object, cache_dir, range(400))
 
 
 def test_a_cache_that_cannot_be_used_says_what_to_do(

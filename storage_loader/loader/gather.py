@@ -226,10 +226,18 @@ def gathered(schema: Schema, ready: Ready, rows: Rows) -> Iterator[dict[str, Arr
                 yield batch
 
 
+def _places(numbers: Rows, rows: Rows) -> Rows:
+    """Where each of `rows` is in `numbers`, which ascend; an error for one that is not."""
+    places: Rows = np.searchsorted(numbers, rows)
+    if rows.size and (not len(numbers) or (numbers.take(places, mode="clip") != rows).any()):
+        raise AssertionError(f"rows are not here: {rows}")
+    return places
+
+
 def _group(schema: Schema, ready: Ready, rows: Rows) -> Iterator[dict[str, Array]]:
     """Batches of `rows`, none of which is padding; small rows are gathered for all of them."""
     if ready.numbers is not None:
-        rows = np.searchsorted(ready.numbers, rows)
+        rows = _places(ready.numbers, rows)
     parts = ready.parts
     count, size = rows.shape
     flat = rows.reshape(-1)

@@ -164,6 +164,7 @@ class Source:
         try:
             held = self._object(group.index)
         except CacheFullError:
+            self._refuse()
             return None
         stored = self._snapshot.objects[group.index]
         needed = needed_blocks(stored, self._schema, group.rows)
