@@ -85,6 +85,8 @@ class HeldObject:
         `StoreError` or `CacheFullError`.
         """
         todo = needed & ~self._verified
+        if not todo.any():
+            return []
         here = np.ones_like(todo) if self._file is None else self._file.present
         return [
             Work(nbytes, partial(self._ensure, some, stop), is_small=0 < nbytes < _STREAMED)
@@ -149,9 +151,11 @@ class HeldObject:
                 self._changed.notify_all()
 
     def _read_in(self, places: Rows, stop: threading.Event) -> None:
-        """Have the disk read runs of blocks from end to end, before the map is touched."""
+        """Have the disk read long runs of blocks from end to end, before the map is touched."""
         ranges = [(int(a), int(b)) for a, b in self._stored.layout.block_ranges[places]]
-        for start, end in coalesce(ranges, gap=_GAP).requests:
+        for start, end in coalesce(ranges).requests:
+            if end - start < _GAP:  # reading takes longer than the map, where memory has the file
+                continue
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
             start = 0 if start < _GAP else start  # noqa: PLW2901
             for _ in self._pieces(start, end):

@@ -168,23 +168,18 @@ class Source:
             return None
         stored = self._snapshot.objects[group.index]
         needed = needed_blocks(stored, self._schema, group.rows)
-        nbytes = held.missing_nbytes(needed)
-        if not nbytes:
+        if held.has(needed) or (self._cache is None and whole_share is None):
             return held, needed
-        # At most as many bytes are fetched early as were fetched when needed (from this machine's
-        # disk, a few times as many): an epoch's start waits at most twice as long, and the rest
-        # of it is fetched in few long requests.
-        every = self._every_block(stored)
-        early = held.missing_nbytes(every) - nbytes
-        if (
-            whole_share is not None
-            and nbytes >= whole_share * stored.nbytes
-            and early <= self._spare
-            and self._has_room
-            and self._reserve(early + nbytes)
-        ):
-            self._spare -= early
-            return held, every
+        nbytes = held.missing_nbytes(needed)
+        if whole_share is not None and nbytes >= whole_share * stored.nbytes and self._has_room:
+            # At most as many bytes are fetched early as were fetched when needed (from this
+            # machine's disk, a few times as many): an epoch's start waits at most twice as long,
+            # and the rest of it is fetched in few long requests.
+            every = self._every_block(stored)
+            early = held.missing_nbytes(every) - nbytes
+            if early <= self._spare and self._reserve(early + nbytes):
+                self._spare -= early
+                return held, every
         self._spare += nbytes * (_LOCAL_SPARE if self._cache is None else 1)
         return (held, needed) if self._reserve(nbytes) else None
 
