@@ -371,21 +371,22 @@ def test_a_long_answer_is_harmless(
 
 
 class FullDisk:
-    """`os.pwrite` on a disk that takes `calls` more writes, each of them only in part."""
+    """`os.pwritev` on a disk that takes `calls` more writes, each of them only in part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, calls: int) -> None:
         self._number = number
         self._left = calls
-        self._real = os.pwrite
+        self._real = os.pwritev
         self.refused = 0
-        monkeypatch.setattr(os, "pwrite", self.pwrite)
+        monkeypatch.setattr(os, "pwritev", self.pwritev)
 
-    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+    def pwritev(self, descriptor: int, data: Sequence[memoryview], offset: int) -> int:
         self._left -= 1
         if self._left < 0:
             self.refused += 1
             raise OSError(self._number, os.strerror(self._number))
-        return self._real(descriptor, data[: len(data) // 2 + 1], offset)
+        together = b"".join(data)
+        return self._real(descriptor, [together[: len(together) // 2 + 1]], offset)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -543,7 +544,7 @@ def test_places_never_share_files(
     caches = [Cache(cache_dir, store) for store in stores]
     for number, cache in enumerate(caches):
         file = cache.open("rows/x/objects/w/1.h5", 1000, 3)
-        file.write(0, bytes([number]) * 1000)
+        file.write(0, [memoryview(bytes([number]) * 1000)])
     assert len(cached_files(cache_dir)) == 2
     for number, cache in enumerate(caches):
         assert bytes(cache.open("rows/x/objects/w/1.h5", 1000, 3).data) == bytes([number]) * 1000
