@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag
 from ..process import PerProcess
+from .ahead import Ahead
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
@@ -75,11 +77,11 @@ class DataLoader(View):
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
-        a list of commit ids instead of the newest. `transform` gets the batch. `num_workers`:
-        processes that gather and transform, for a transform that holds the GIL; 0 does it in
-        the consumer's thread. `as_tuple`: a tuple in attribute order instead of a dict.
-        `extras`: adds "row" (int64, the rows' numbers, -1 for padding) and "valid" (bool,
-        False for padding and repeats).
+        a list of commit ids instead of the newest. `transform` gets the batch; it runs ahead in
+        a few threads, so it may be called from several at once. `num_workers`: processes that
+        gather and transform instead, for a transform that holds the GIL. `as_tuple`: a tuple in
+        attribute order instead of a dict. `extras`: adds "row" (int64, the rows' numbers,
+        -1 for padding) and "valid" (bool, False for padding and repeats).
         `epochs`: how many one iteration runs through. `prefetch`: bytes fetched ahead,
         default 256 MiB. `threads`: fetching. `block`, `window`: rows, for `shuffle=True`.
         `cache_dir`: where objects of a network store are kept, default the user's cache
@@ -204,22 +206,30 @@ class DataLoader(View):
         if self._num_workers:
             yield from self._worked(epoch)
             return
-        with closing(self._due(epoch)) as due:
-            for read in read_batches(self.schema, due):
-                yield read.number, self._batch(read)
+        stop = threading.Event()
+        with closing(self._due(epoch, stop)) as due:
+            reads = read_batches(self.schema, due)
+            if self._transform is None:
+                for read in reads:
+                    yield read.number, self._batch(read)
+                return
+            ahead = Ahead(reads, lambda read: (read.number, self._batch(read)), stop)
+            with closing(ahead.results()) as batches:
+                yield from batches
 
     def _worked(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
         """The same from worker processes, for which this one fetches ahead into the cache."""
-        with closing(self._due(epoch)) as chunks:
+        with closing(self._due(epoch, threading.Event())) as chunks:
             singles = (chunk.one(i) for chunk in chunks for i in range(len(chunk.rows)))
             with self._workers() as workers:
                 for one, batch in workers.map(singles if self._source.holds else unprepared(epoch)):
                     yield one.first, batch
 
-    def _due(self, epoch: Epoch) -> Generator[Due, None, None]:
+    def _due(self, epoch: Epoch, stop: threading.Event) -> Generator[Due, None, None]:
         return due_batches(
             self._source,
             epoch,
+            stop,
             row_nbytes=self.schema.row_nbytes,
             prefetch=self._prefetch,
             threads=self._threads,

@@ -49,11 +49,18 @@ class Read:
 
 
 def due_batches(
-    source: Source, epoch: Epoch, *, row_nbytes: int, prefetch: int, threads: int
+    source: Source,
+    epoch: Epoch,
+    stop: threading.Event,
+    *,
+    row_nbytes: int,
+    prefetch: int,
+    threads: int,
 ) -> Generator[Due, None, None]:
     """The rank's batches in order, a chunk at a time. Close the iterator to end its threads.
 
     Up to `prefetch` bytes are fetched and verified ahead. `row_nbytes` is that of what is read.
+    Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     plan = chunks(epoch, most=max(1, prefetch // _CHUNKS // batch_nbytes))
@@ -63,10 +70,13 @@ def due_batches(
     )
     if source.is_complete:  # nothing to overlap with: threads would only take from the gather
         for chunk in plan:
-            yield prepared(chunk, threading.Event()).now()
+            yield prepared(chunk, stop).now()
         return
     pipeline = Pipeline(
-        (partial(prepared, chunk) for chunk in plan), nbytes=prefetch - in_flight, threads=threads
+        (partial(prepared, chunk) for chunk in plan),
+        nbytes=prefetch - in_flight,
+        threads=threads,
+        stop=stop,
     )
     with closing(pipeline.results()) as results:
         yield from results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -98,9 +99,19 @@ class Pipeline(Generic[T]):
     is woken by what it waits for.
     """
 
-    def __init__(self, preparations: Iterable[Prepare[T]], *, nbytes: int, threads: int) -> None:
-        """Each of `preparations` is called in the planning thread."""
-        self.stop = threading.Event()
+    def __init__(
+        self,
+        preparations: Iterable[Prepare[T]],
+        *,
+        nbytes: int,
+        threads: int,
+        stop: threading.Event,
+    ) -> None:
+        """Each of `preparations` is called in the planning thread.
+
+        Set `stop` from any thread to end the works early: results are then worth nothing.
+        """
+        self.stop = stop
         self._preparations = preparations
         self._budget = _Budget(nbytes)
         self._slots = threading.Semaphore(_MOST_AHEAD)
@@ -109,10 +120,14 @@ class Pipeline(Generic[T]):
         name = "storage_loader-fetch"
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._wide_pool = ThreadPoolExecutor(max(_WIDE, threads), thread_name_prefix=name)
+        self._pools = (self._pool, self._wide_pool)
         self._planner = threading.Thread(target=self._plan, name="storage_loader-plan", daemon=True)
 
     def results(self) -> Generator[T, None, None]:
         """Close the iterator to end the threads; an error of any of them rises here."""
+        # Called at the latest when the interpreter ends: a thread that is killed then may abort it.
+        ending = (self.stop, self._budget, self._slots, self._pools, self._planner)
+        end = weakref.finalize(self, _end, *ending)
         self._planner.start()
         try:
             while (begun := self._begun.get()) is not None:
@@ -127,14 +142,7 @@ class Pipeline(Generic[T]):
             if self._error is not None:
                 raise self._error
         finally:
-            self.stop.set()
-            self._budget.wake()
-            self._slots.release()
-            for pool in (self._pool, self._wide_pool):
-                pool.shutdown(wait=False, cancel_futures=True)
-            self._planner.join()
-            for pool in (self._pool, self._wide_pool):
-                pool.shutdown()
+            end()
 
     def _plan(self) -> None:
         begun = None
@@ -163,3 +171,20 @@ class Pipeline(Generic[T]):
             if begun is not None:
                 begun.is_admitted.set()
             self._begun.put(None)
+
+
+def _end(
+    stop: threading.Event,
+    budget: _Budget,
+    slots: threading.Semaphore,
+    pools: Sequence[ThreadPoolExecutor],
+    planner: threading.Thread,
+) -> None:
+    stop.set()
+    budget.wake()
+    slots.release()
+    for pool in pools:
+        pool.shutdown(wait=False, cancel_futures=True)
+    planner.join()
+    for pool in pools:
+        pool.shutdown()

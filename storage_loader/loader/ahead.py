@@ -1,0 +1,100 @@
+"""A user's function called in threads on one item after another, ahead of use."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_AHEAD = 2  # results that may be ready beyond the one asked for
+
+
+class Ahead(Generic[S, T]):
+    """Results of `make` for each item, in the order of the items.
+
+    A few threads take turns to get an item, one at a time, and call `make` at the same time.
+    At most two results are made beyond the one that was asked for last.
+    """
+
+    def __init__(
+        self, items: Iterator[S], make: Callable[[S], T], stop: threading.Event | None = None
+    ) -> None:
+        """`stop` is set once nobody wants results any more: `items` should end early then."""
+        self._items = items
+        self._make = make
+        self._stop = stop or threading.Event()
+        self._slots = threading.Semaphore(_AHEAD)
+        self._turn = threading.Lock()
+        self._is_over = False
+        self._begun: SimpleQueue[Future[T] | None] = SimpleQueue()
+
+    def results(self) -> Generator[T, None, None]:
+        """Close the iterator to end the threads; a call of `make` that runs is waited for.
+
+        An error of `make`, or of the items, rises here at its place in the order.
+        """
+        threads: list[threading.Thread] = []
+        # Called at the latest when the interpreter ends, while threads can still end in order.
+        end = weakref.finalize(self, _end, self._stop, self._slots, threads)
+        future = None
+        try:
+            for number in range(min(_AHEAD + 1, os.cpu_count() or 1)):
+                name = f"storage_loader-ahead-{number}"
+                threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                threads[-1].start()
+            while (future := self._begun.get()) is not None:
+                self._slots.release()
+                yield future.result()
+        finally:
+            future = None  # an error refers to this frame, and would refer to itself
+            end()
+
+    def _run(self) -> None:
+        while True:
+            self._slots.acquire()
+            begun = self._next()
+            if begun is None:
+                return
+            item, future = begun
+            try:
+                future.set_result(self._make(item))
+            except BaseException as error:  # it rises in the consumer
+                future.set_exception(error)
+            del begun, item, future  # a batch lives no longer than its user wants
+
+    def _next(self) -> tuple[S, Future[T]] | None:
+        """The next item, and where its result belongs; None where there is no more to do."""
+        with self._turn:
+            if self._is_over or self._stop.is_set():
+                return None
+            future: Future[T] = Future()
+            try:
+                item = next(self._items)
+            except BaseException as error:  # it rises in the consumer
+                self._is_over = True
+                if not isinstance(error, StopIteration):
+                    future.set_exception(error)
+                    self._begun.put(future)
+                self._begun.put(None)
+                return None
+            if self._stop.is_set():  # the item may not be whole
+                return None
+            self._begun.put(future)
+            return item, future
+
+
+def _end(
+    stop: threading.Event, slots: threading.Semaphore, threads: Sequence[threading.Thread]
+) -> None:
+    stop.set()
+    slots.release(_AHEAD + 1)
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
