@@ -233,6 +233,10 @@ class HeldObject:
         if stop.is_set():
             return []
         if not has_table:
+            if not self._has_good_table():  # damaged on the way: once more
+                self._fetch(file, [layout.checksums_range], stop)
+                if stop.is_set():
+                    return []
             self._table()
             file.mark_table()
         wrong = self._table().wrong(places.tolist(), self._data)
