@@ -544,7 +544,7 @@ def test_places_never_share_files(
     caches = [Cache(cache_dir, store) for store in stores]
     for number, cache in enumerate(caches):
         file = cache.open("rows/x/objects/w/1.h5", 1000, 3)
-        file.write(0, [memoryview(bytes([number]) * 1000)])
+        file.write(0, bytes([number]) * 1000)
     assert len(cached_files(cache_dir)) == 2
     for number, cache in enumerate(caches):
         assert bytes(cache.open("rows/x/objects/w/1.h5", 1000, 3).data) == bytes([number]) * 1000

@@ -18,11 +18,12 @@ import hashlib
 import logging
 import mmap
 import os
+import stat
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from ..store import Buffer, Store, read_pieces
 
 _log = logging.getLogger(__name__)
 
+PAGE = 4096  # bytes of the disk that are taken together
 _SUFFIX = ".cached"
 _SPARE_SHARE = 20  # of the disk, 1/20 stays free where no size is given
 _EVICTED_SHARE = 16  # free 1/16 more than is asked for: the folder is walked less often
@@ -73,8 +75,7 @@ class Cache:
         """Whether so many bytes fit, if everything else were evicted."""
         if self._size is not None:
             return nbytes <= self._size
-        self._prepare()
-        disk = os.statvfs(self._own)
+        disk = _disk(self._own)
         return nbytes <= disk.f_blocks * disk.f_frsize // 2
 
     def open(self, key: str, nbytes: int, num_blocks: int) -> CacheFile:
@@ -89,8 +90,8 @@ class Cache:
                 raise CacheFullError from error
             raise self._unusable(error) from error
 
-    def reserve(self, nbytes: int) -> bool:
-        """Count `nbytes` more in the cache, evicting what was not used for longest.
+    def reserve(self, nbytes: int, file: CacheFile) -> bool:
+        """Count `nbytes` more of the disk for `file`, evicting what was not used for longest.
 
         False where they do not fit: other files are in use, or it is too small.
         """
@@ -100,6 +101,10 @@ class Cache:
             if self._size is None and self._free() >= nbytes:
                 return True
             with self._usage() as usage:
+                if self._size is not None:
+                    nbytes = file.growth(nbytes)
+                    if nbytes > self._size:
+                        return False
                 room = self._room(usage)
                 if room < nbytes:
                     wanted = nbytes + (self._size or 0) // _EVICTED_SHARE
@@ -107,6 +112,8 @@ class Cache:
                 if room < nbytes:
                     return False
                 usage.total += nbytes
+                if self._size is not None:
+                    file.reserve(nbytes)
                 return True
         except OSError as error:
             if error.errno in _FULL:
@@ -137,13 +144,13 @@ class Cache:
 
     def _free(self) -> int:
         """Bytes of the disk that are free, less those that stay so."""
-        disk = os.statvfs(self._own)
+        disk = _disk(self._own)
         return (disk.f_bavail - disk.f_blocks // _SPARE_SHARE) * disk.f_frsize
 
     def _evict(self, usage: _Usage, wanted: int) -> int:
         """Delete files that nobody has open until there is room for `wanted` bytes."""
         files = sorted(_cache_files(self._own))  # by time of last use
-        usage.total = sum(nbytes for _, nbytes, _ in files)  # what killed processes reserved goes
+        usage.total = sum(nbytes for _, nbytes, _ in files)  # what was reserved in vain goes
         room = self._room(usage)
         for _, nbytes, path in files:
             if room >= wanted:
@@ -156,21 +163,17 @@ class Cache:
     @contextmanager
     def _usage(self) -> Iterator[_Usage]:
         """What all files take, to be changed by this process alone meanwhile."""
-        self._prepare()
-        descriptor = os.open(self._own / "usage", _FLAGS, 0o600)
+        descriptor = _open_made(self._own / "usage")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             usage = _Usage(descriptor)
-            if not self._counted:
+            if not self._counted or usage.is_lost:
                 usage.total = sum(nbytes for _, nbytes, _ in _cache_files(self._own))
                 self._counted = True
             yield usage
             usage.write()
         finally:
             os.close(descriptor)
-
-    def _prepare(self) -> None:
-        _make_private(self._own)
 
     def _unusable(self, error: OSError) -> LoaderError:
         return LoaderError(
@@ -185,8 +188,8 @@ class _Usage:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         text = os.pread(descriptor, 32, 0).strip()
-        self._read = int(text) if text.isdigit() else 0
-        self.total = self._read
+        self.is_lost = not text.isdigit()
+        self._read = self.total = -1 if self.is_lost else int(text)
 
     def write(self) -> None:
         if self.total != self._read:
@@ -199,9 +202,8 @@ class CacheFile:
     def __init__(self, path: Path, nbytes: int, num_blocks: int) -> None:
         self._path = path
         self._flags_start, self._num_flags = nbytes, num_blocks + 1
-        size = nbytes + self._num_flags
+        size = nbytes + self._num_flags + _RESERVED_NBYTES
         self._descriptor = -1
-        _make_private(path.parent)
         self._descriptor = _open_shared(path, size)
         try:
             os.ftruncate(self._descriptor, size)
@@ -227,6 +229,18 @@ class CacheFile:
         # megabytes around, page by page.
         data = os.pread(self._descriptor, self._num_flags, self._flags_start)
         return np.equal(np.frombuffer(data.ljust(self._num_flags, b"\0"), np.uint8), 1)
+
+    def growth(self, nbytes: int) -> int:
+        """By how much what is reserved grows where `nbytes` more are: at most to all of it."""
+        found = os.fstat(self._descriptor)
+        whole = -(-found.st_size // PAGE) * PAGE
+        return max(0, min(nbytes, whole - _reserved(self._descriptor, found)))
+
+    def reserve(self, nbytes: int) -> None:
+        """Note that it is going to take `nbytes` more of the disk."""
+        if nbytes:
+            found = os.fstat(self._descriptor)
+            _set_reserved(self._descriptor, found, _reserved(self._descriptor, found) + nbytes)
 
     @contextmanager
     def fetching(self, first: int, stop: int, ended: threading.Event) -> Iterator[None]:
@@ -263,12 +277,12 @@ class CacheFile:
         """Bytes of the object in pieces; see `read_pieces`."""
         return read_pieces(self._descriptor, start, end)
 
-    def write(self, offset: int, data: Sequence[memoryview]) -> None:
+    def write(self, offset: int, *data: Buffer) -> None:
         """Put bytes, one buffer after another, where they lie in the object.
 
         Raises `CacheFullError`.
         """
-        self._write(offset, data)
+        self._write(offset, [memoryview(part).cast("B") for part in data])
 
     def mark(self, first: int, stop: int) -> None:
         """Blocks `first` to `stop` are there; the table is the one after the last."""
@@ -338,18 +352,56 @@ class Writer:
             return
         last = self._held.pop()
         kept = self._end - end
-        self._file.write(self._start, [*self._held, last[: last.nbytes - kept]])
+        self._file.write(self._start, *self._held, last[: last.nbytes - kept])
         self._held = [last[last.nbytes - kept :]] if kept else []
         self._start = end
 
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_RESERVED_NBYTES = 8  # at a cache file's end: what it may come to take
+_ATTEMPTS = 10
+
+
+def _open_made(path: Path) -> int:
+    """A file of this user alone, and the folders to it: somebody may remove these meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            _make_private(path.parent)
+            return os.open(path, _FLAGS, 0o600)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _disk(folder: Path) -> os.statvfs_result:
+    """The disk of a folder, which need not be there yet, or any more."""
+    for place in (folder, *folder.parents):
+        with suppress(FileNotFoundError):
+            return os.statvfs(place)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+
+
+def _reserved(descriptor: int, found: os.stat_result) -> int:
+    """Bytes of the disk that a cache file takes or may come to take."""
+    place = max(0, found.st_size - _RESERVED_NBYTES)
+    noted = int.from_bytes(os.pread(descriptor, _RESERVED_NBYTES, place), "little")
+    return max(found.st_blocks * 512, min(noted, -(-found.st_size // PAGE) * PAGE))
+
+
+def _set_reserved(descriptor: int, found: os.stat_result, nbytes: int) -> None:
+    place = max(0, found.st_size - _RESERVED_NBYTES)
+    os.pwrite(descriptor, nbytes.to_bytes(_RESERVED_NBYTES, "little"), place)
+    os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))  # that was no use of it
 
 
 def _open_shared(path: Path, size: int) -> int:
     """The file, empty or of this size, with the lock that keeps it from eviction."""
     while True:
-        descriptor = os.open(path, _FLAGS, 0o600)
+        try:
+            descriptor = _open_made(path)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            path.unlink(missing_ok=True)  # a link: not ours, and never followed
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             found = os.fstat(descriptor)
@@ -372,26 +424,49 @@ def _delete_unused(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _lock_alone(descriptor):
+            return False
         path.unlink(missing_ok=True)
-    except BlockingIOError:
-        return False
     finally:
         os.close(descriptor)
     return True
 
 
+def _lock_alone(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _taken(path: Path) -> int:
+    """See `_reserved`; what was reserved in vain, for a file that nobody uses, goes."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        reserved, nbytes = _reserved(descriptor, found), found.st_blocks * 512
+        if reserved > nbytes and _lock_alone(descriptor):
+            _set_reserved(descriptor, found, nbytes)
+            return nbytes
+        return reserved
+    finally:
+        os.close(descriptor)
+
+
 def _cache_files(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    """Of every cache file below `folder`: time of last use, bytes on the disk, path."""
+    """Of every cache file below `folder`: time of last use, see `_taken`, path."""
     for place, _, names in os.walk(folder):
         for name in names:
             if name.endswith(_SUFFIX):
                 path = Path(place) / name
                 try:
                     found = path.lstat()
+                    if not stat.S_ISREG(found.st_mode):
+                        continue
+                    yield found.st_mtime_ns, _taken(path), path
                 except FileNotFoundError:
                     continue
-                yield found.st_mtime_ns, found.st_blocks * 512, path
 
 
 def _make_private(folder: Path) -> None:

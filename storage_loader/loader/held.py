@@ -18,7 +18,7 @@ from ..ranges import Range, coalesce
 from ..schema import Schema
 from ..store import Buffer, Store
 from .blocks import Checksums
-from .cache import CacheFile, Writer
+from .cache import PAGE, Cache, CacheFile, Writer
 from .gather import Array, void_rows
 from .order import Rows
 from .work import Work
@@ -77,6 +77,16 @@ class HeldObject:
         here = self._verified if self._file is None else self._verified | self._file.present
         ranges = self._stored.layout.block_ranges[needed & ~here]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
+
+    def reserve(self, cache: Cache, needed: Blocks) -> bool:
+        """Whether the cache takes those of the blocks that must be fetched."""
+        assert self._file is not None
+        layout = self._stored.layout
+        ranges = [*layout.block_ranges[needed & ~self._verified & ~self._file.present]]
+        if not self._file.has_table:
+            flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
+            ranges += [layout.checksums_range, flags]
+        return cache.reserve(_pages_nbytes(np.array(ranges, np.int64).reshape(-1, 2)), self._file)
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
@@ -226,6 +236,10 @@ class HeldObject:
         if stop.is_set():
             return []
         if not has_table:
+            if not self._has_good_table():  # damaged on the way: once more
+                self._fetch(file, [layout.checksums_range], stop)
+                if stop.is_set():
+                    return []
             self._table()
             file.mark_table()
         wrong = self._table().wrong(places.tolist(), self._data)
@@ -280,6 +294,14 @@ def spare_gap(ranges: Sequence[Range]) -> int:
     widths, counts = np.unique(gaps[gaps <= _GAP], return_counts=True)
     fits = np.cumsum(widths * counts) <= (ends - starts).sum() // _SPARE
     return int(widths[fits].max(initial=0))
+
+
+def _pages_nbytes(ranges: npt.NDArray[np.int64]) -> int:
+    """Bytes of the pages that hold any byte of disjoint ranges."""
+    starts, ends = np.sort(ranges, axis=0).T
+    first, stop = starts // PAGE, -(-ends // PAGE)
+    shared = np.maximum(stop[:-1] - first[1:], 0)
+    return int((stop - first).sum() - shared.sum()) * PAGE
 
 
 def _runs(numbers: npt.NDArray[Any]) -> list[Range]:

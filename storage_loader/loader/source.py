@@ -177,11 +177,11 @@ class Source:
             # and the rest of it is fetched in few long requests.
             every = self._every_block(stored)
             early = held.missing_nbytes(every) - nbytes
-            if early <= self._spare and self._reserve(early + nbytes):
+            if early <= self._spare and self._reserve(held, every):
                 self._spare -= early
                 return held, every
         self._spare += nbytes * (_LOCAL_SPARE if self._cache is None else 1)
-        return (held, needed) if self._reserve(nbytes) else None
+        return (held, needed) if self._reserve(held, needed) else None
 
     def _every_block(self, stored: StoredObject) -> Blocks:
         """The blocks of all attributes that are read."""
@@ -192,14 +192,14 @@ class Source:
             every[first : first + layout.columns[a.name].num_blocks] = True
         return every
 
-    def _reserve(self, nbytes: int) -> bool:
-        """Whether the cache takes so many bytes more; objects not in use here give way."""
-        if self._cache is None or self._cache.reserve(nbytes):
+    def _reserve(self, held: HeldObject, needed: Blocks) -> bool:
+        """Whether the cache takes the blocks; objects not in use here give way."""
+        if self._cache is None or held.reserve(self._cache, needed):
             return True
         with self._lock:
             self._held.clear()
             self._all = None
-        if self._cache.reserve(nbytes):
+        if held.reserve(self._cache, needed):
             return True
         self._cache.warn_full()
         return False
