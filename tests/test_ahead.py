@@ -19,7 +19,7 @@ from rows import ROW, assert_rows, config, in_batches, make, numbers_of
 import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, DataSaver, Dataset
 from storage_loader.errors import TransformError
-from storage_loader.loader.ahead import Ahead
+from storage_loader.loader.ahead import Ahead, when_it_pays
 
 COUNT = 200
 
@@ -361,3 +361,77 @@ next(iterator)
     ]
     done = [(process.communicate(timeout=100)[1], process.returncode) for process in started]
     assert done == [("", 0)] * 4
+
+
+# Ahead only for a slow consumer
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("storage_loader.loader.ahead.time.perf_counter", lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("making", "consuming", "in_threads"),
+    [(1.0, 3.9, False), (1.0, 4.1, True), (0.0, 0.0, False), (0.0, 1.0, True)],
+)
+def test_batches_are_made_ahead_once_the_consumer_is_slow(
+    monkeypatch: pytest.MonkeyPatch, making: float, consuming: float, in_threads: bool
+) -> None:
+    clock = Clock(monkeypatch)
+    here = threading.get_ident()
+    makers = []
+
+    def make(item: int) -> int:
+        makers.append(threading.get_ident())
+        if threading.get_ident() == here:
+            clock.now += making
+        return item
+
+    seen = []
+    for item in when_it_pays(iter(range(100)), make, threading.Event()):
+        seen.append(item)
+        clock.now += consuming
+    assert seen == list(range(100))
+    assert len(makers) == 100
+    assert makers[:16] == [here] * 16
+    assert (here not in makers[16:]) == in_threads
+    assert in_threads or set(makers) == {here}
+
+
+def test_one_slow_moment_does_not_make_a_slow_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    here = threading.get_ident()
+
+    def make(item: int) -> int:
+        assert threading.get_ident() == here
+        clock.now += 1
+        return item
+
+    for item in when_it_pays(iter(range(100)), make, threading.Event()):
+        clock.now += 0 if item % 16 == 15 else 100
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+def test_a_slow_consumer_gets_the_same_rows(
+    saved: DataConfig, monkeypatch: pytest.MonkeyPatch, shuffle: Any
+) -> None:
+    expected = [numbers_of(b) for b in DataLoader(saved, batch_size=7, shuffle=shuffle)]
+    monkeypatch.setattr("storage_loader.loader.ahead._SLOW", 2)
+    monkeypatch.setattr("storage_loader.loader.ahead._PAYS", 0)
+    loader = DataLoader(saved, batch_size=7, shuffle=shuffle)
+    seen = []
+    for batch in loader:
+        seen.append(numbers_of(batch))
+        if len(seen) == 20:
+            state = loader.state_dict()
+    assert seen == expected
+    resumed = DataLoader(saved, batch_size=7, shuffle=shuffle)
+    resumed.load_state_dict(state)
+    assert [numbers_of(b) for b in resumed] == expected[20:]
+    for _ in loader:  # left in the middle of the next epoch
+        if len(threads()) > 0:
+            break

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
 
+_SLOW = 16  # results in a row for which the consumer took ...
+_PAYS = 4  # ... so many times as long as making them
 _AHEAD = 2  # results that may be ready beyond the one asked for
+
+
+def when_it_pays(
+    items: Iterator[S], make: Callable[[S], T], stop: threading.Event
+) -> Generator[T, None, None]:
+    """Results of `make` for each item, in order; made here, or ahead for a slow consumer.
+
+    Handing a result from thread to thread costs as much as copying a small batch, so results are
+    made here until the consumer has taken several times as long for each of a few in a row. From
+    then on they are made ahead, as by `Ahead`.
+    """
+    slow = 0
+    while slow < _SLOW:
+        begun = time.perf_counter()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        result = make(item)
+        made = time.perf_counter()
+        yield result
+        slow = slow + 1 if time.perf_counter() - made > _PAYS * (made - begun) else 0
+    del item, result  # a batch lives no longer than its user wants
+    with closing(Ahead(items, make, stop).results()) as results:
+        yield from results
 
 
 class Ahead(Generic[S, T]):

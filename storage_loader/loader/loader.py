@@ -17,7 +17,7 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag
 from ..process import PerProcess
-from .ahead import Ahead
+from .ahead import Ahead, when_it_pays
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
@@ -209,12 +209,16 @@ class DataLoader(View):
         stop = threading.Event()
         with closing(self._due(epoch, stop)) as due:
             reads = read_batches(self.schema, due)
-            if self._transform is None:
-                for read in reads:
-                    yield read.number, self._batch(read)
-                return
-            ahead = Ahead(reads, lambda read: (read.number, self._batch(read)), stop)
-            with closing(ahead.results()) as batches:
+
+            def make(read: Read) -> tuple[int, Any]:
+                return read.number, self._batch(read)
+
+            batches = (
+                when_it_pays(reads, make, stop)
+                if self._transform is None
+                else Ahead(reads, make, stop).results()
+            )
+            with closing(batches):
                 yield from batches
 
     def _worked(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
