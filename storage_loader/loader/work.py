@@ -149,6 +149,8 @@ class Pipeline(Generic[T]):
         try:
             for prepare in self._preparations:
                 self._slots.acquire()
+                if self.stop.is_set():
+                    return
                 is_first, begun = begun is None, _Begun(prepare(self.stop))
                 self._begun.put(begun)
                 for work in begun.preparation.works:
