@@ -3,7 +3,7 @@
 from .catalog import DatasetInfo, Version, delete, list_datasets
 from .config import DataConfig
 from .errors import StorageLoaderError
-from .loader import DataLoader, Dataset, split
+from .loader import DataLoader, Dataset, Stats, split
 from .saver import DataSaver, save
 from .schema import Attribute
 
@@ -16,6 +16,7 @@ __all__ = [
     "DataSaver",
     "Dataset",
     "DatasetInfo",
+    "Stats",
     "StorageLoaderError",
     "Version",
     "delete",

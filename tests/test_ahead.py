@@ -17,7 +17,7 @@ from faulty import Call, Injected, watch
 from rows import ROW, assert_rows, config, in_batches, make, numbers_of
 
 import storage_loader.torch
-from storage_loader import DataConfig, DataLoader, DataSaver, Dataset
+from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.errors import TransformError
 from storage_loader.loader.ahead import Ahead, when_it_pays
 
@@ -289,6 +289,18 @@ def test_leaving_while_rows_are_fetched(
     calls = len(stores[0].calls)
     time.sleep(0.05)
     assert len(stores[0].calls) == calls
+
+
+def test_leaving_where_little_needs_fetching(memory: dict[str, str]) -> None:
+    """The thread that plans waits for room, and later chunks have nothing to be done."""
+    the_config = config(memory, "one-object")
+    save(the_config, make(range(5000)))
+    for transform in (None, lambda batch: batch):
+        iterator = iter(DataLoader(the_config, batch_size=5, prefetch=5 * 31, transform=transform))
+        next(iterator)
+        time.sleep(0.1)
+        iterator.close()  # type: ignore[attr-defined]
+        assert threads() == []
 
 
 def test_an_error_of_the_store_rises_at_its_place(

@@ -3,5 +3,6 @@
 from .dataset import Dataset
 from .loader import DataLoader
 from .split import split
+from .stats import Stats
 
-__all__ = ["DataLoader", "Dataset", "split"]
+__all__ = ["DataLoader", "Dataset", "Stats", "split"]

@@ -208,6 +208,7 @@ class HeldObject:
             )  # others may have brought some
             wrong = self._brought(file, places, stop)
             if wrong and not stop.is_set():  # damaged on the way: once more
+                self._store.note_retry(self._key)
                 wrong = self._brought(file, np.array(wrong), stop)
             return wrong
 

@@ -23,6 +23,7 @@ from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
 from .reader import Due, Read, due_batches, read_batches, unprepared
 from .state import State
+from .stats import Meter, Stats
 from .subset import Subset, make_subset
 from .view import Transform, View, one_row
 from .workers import Job, Workers
@@ -118,6 +119,7 @@ class DataLoader(View):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
         self._pools: PerProcess[list[Workers[Due]]] = PerProcess()  # idle ones
         weakref.finalize(self, _close_pools, self._pools)
+        self._meters: PerProcess[Meter] = PerProcess()  # of the iteration begun last
         self._epoch = 0
         self._state: State | None = None  # of the iteration that gave a batch last
         self._resume: State | None = None
@@ -186,48 +188,76 @@ class DataLoader(View):
         self._resume = None
         self._epoch = state.stop_epoch
         self._state = state
-        return self._iterate(state)
+        self._meters = PerProcess()
+        return self._iterate(state, self._meters.get(Meter))
 
-    def _iterate(self, state: State) -> Generator[Any, None, None]:
+    @property
+    def stats(self) -> Stats:
+        """What the iteration that was begun last did in this process, up to now."""
+        meter = self._meters.peek()
+        return Stats() if meter is None else meter.stats()
+
+    def _iterate(self, state: State, meter: Meter) -> Generator[Any, None, None]:
+        meter.begin(self.schema.row_nbytes, self._counter)
+        try:
+            yield from self._epochs_from(state, meter)
+        finally:
+            meter.end()
+
+    def _epochs_from(self, state: State, meter: Meter) -> Generator[Any, None, None]:
         while True:
             epoch = self._epoch_of(state)
-            with closing(self._batches(epoch)) as batches:
-                for number, batch in batches:
+            with closing(self._batches(epoch, meter)) as batches:
+                for number, rows, batch in batches:
                     self._state = self._after(state, epoch.partition, number)
+                    meter.give(rows)
                     yield batch
+                    meter.waits()
             if not epoch.partition.num_batches:
                 self._state = self._next_epoch(state)
             if state.epoch + 1 >= state.stop_epoch:
                 return
             state = replace(state, epoch=state.epoch + 1, rows=0)
 
-    def _batches(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
-        """Finished batches of one epoch with their numbers."""
+    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[tuple[int, int, Any], None, None]:
+        """Finished batches of one epoch, with their numbers and rows."""
         if self._num_workers:
-            yield from self._worked(epoch)
+            yield from self._worked(epoch, meter)
             return
         stop = threading.Event()
         with closing(self._due(epoch, stop)) as due:
-            reads = read_batches(self.schema, due)
-
-            def make(read: Read) -> tuple[int, Any]:
-                return read.number, self._batch(read)
-
-            batches = (
-                when_it_pays(reads, make, stop)
-                if self._transform is None
-                else Ahead(reads, make, stop).results()
+            moments = Meter(meter.clock)  # of what is read, perhaps ahead of what is given
+            reads = (
+                (read, moments.ready, meter.clock())
+                for read in read_batches(self.schema, _stamped(due, moments))
             )
-            with closing(batches):
-                yield from batches
+            results = (
+                when_it_pays(reads, self._made, stop)
+                if self._transform is None
+                else Ahead(reads, self._made, stop).results()
+            )
+            with closing(results):
+                for result, meter.ready, meter.gathered in results:
+                    yield result
 
-    def _worked(self, epoch: Epoch) -> Generator[tuple[int, Any], None, None]:
+    def _made(self, timed: tuple[Read, float, float]) -> tuple[tuple[int, int, Any], float, float]:
+        """A batch with its number and rows, and the moments when it was ready and gathered."""
+        read, ready, gathered = timed
+        result = read.number, len(read.rows), self._batch(read)
+        return result, ready, gathered if self._transform else float("inf")
+
+    def _worked(self, epoch: Epoch, meter: Meter) -> Generator[tuple[int, int, Any], None, None]:
         """The same from worker processes, for which this one fetches ahead into the cache."""
         with closing(self._due(epoch, threading.Event())) as chunks:
-            singles = (chunk.one(i) for chunk in chunks for i in range(len(chunk.rows)))
+            meter.gathered = 0.0  # in the workers
+            due = _stamped(chunks, meter)
+            singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
             with self._workers() as workers:
-                for one, batch in workers.map(singles if self._source.holds else unprepared(epoch)):
-                    yield one.first, batch
+                for one, (batch, traffic) in workers.map(
+                    singles if self._source.holds else unprepared(epoch)
+                ):
+                    meter.add_traffic(traffic)
+                    yield one.first, one.rows.size, batch
 
     def _due(self, epoch: Epoch, stop: threading.Event) -> Generator[Due, None, None]:
         return due_batches(
@@ -252,9 +282,11 @@ class DataLoader(View):
         idle.append(workers)
 
     def _make(self, due: Due) -> Any:
-        """In a worker: the finished batch."""
+        """In a worker: the finished batch, and what was fetched for it."""
         (rows,), (valid,) = due.rows, due.valid
-        return self._batch(Read(due.first, rows, valid, self._source.read(rows)))
+        before = self._counter.total
+        batch = self._batch(Read(due.first, rows, valid, self._source.read(rows)))
+        return batch, self._counter.total - before
 
     def _batch(self, read: Read) -> Any:
         arrays: dict[str, Any] = dict(read.arrays)
@@ -327,11 +359,12 @@ class DataLoader(View):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_pools"}
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_pools", "_meters")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._pools = PerProcess()
+        self._meters = PerProcess()
         weakref.finalize(self, _close_pools, self._pools)
 
     def __repr__(self) -> str:
@@ -341,6 +374,13 @@ class DataLoader(View):
             f"DataLoader({self.config.dataset_name!r} in {self.config.storage}, "
             f"batch_size={size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
         )
+
+
+def _stamped(chunks: Iterator[Due], meter: Meter) -> Iterator[Due]:
+    """Notes when each chunk is there."""
+    for chunk in chunks:
+        meter.ready = meter.clock()
+        yield chunk
 
 
 def _settings(order: Order, subset: Subset) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class RemoteReader:
         try:
             read.finish(buffers, copies)
         except ChecksumError:  # damaged on the way, or where it lies: once more
+            self.store.note_retry(read.key)
             read.finish(self.store.get_ranges(read.key, read.requests), copies)
 
     def head(self, index: int) -> _Head | None:

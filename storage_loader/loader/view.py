@@ -14,12 +14,13 @@ from ..errors import ConfigError, LoaderError, TransformError
 from ..keywords import flag
 from ..process import PerProcess
 from ..schema import Attribute, Schema
+from ..store import CountedStore, Counter
 from .cache import Cache
 from .gather import Array
 from .order import Rows
 from .source import Source
 
-_OF_A_PROCESS = ("_process_source", "_process_catalog")  # and in no pickle
+_OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 
 Transform = Callable[[Any], Any]
 
@@ -53,6 +54,7 @@ class View:
         self._snapshot: Snapshot | None = None
         self._process_source: PerProcess[Source] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
+        self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
 
     def open(self) -> Snapshot:
         """Fix the version now, where it is not yet; later calls change nothing.
@@ -96,8 +98,14 @@ class View:
     def _source(self) -> Source:
         return self._process_source.get(self._make_source)
 
+    @property
+    def _counter(self) -> Counter:
+        return self._process_counter.get(Counter)
+
     def _make_source(self) -> Source:
         store = self._catalog.store
+        if not store.is_local:
+            store = CountedStore(store, self._counter)
         folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
         cache = None if self._cache_size == 0 else Cache(folder, store, self._cache_size)
         return Source(store, self.open(), self.schema, cache)
@@ -151,6 +159,7 @@ class View:
         self.__dict__.update(state)
         self._process_source = PerProcess()
         self._process_catalog = PerProcess()
+        self._process_counter = PerProcess()
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

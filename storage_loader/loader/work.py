@@ -105,13 +105,13 @@ class Pipeline(Generic[T]):
         *,
         nbytes: int,
         threads: int,
-        stop: threading.Event,
+        stop: threading.Event | None = None,
     ) -> None:
         """Each of `preparations` is called in the planning thread.
 
         Set `stop` from any thread to end the works early: results are then worth nothing.
         """
-        self.stop = stop
+        self.stop = stop or threading.Event()
         self._preparations = preparations
         self._budget = _Budget(nbytes)
         self._slots = threading.Semaphore(_MOST_AHEAD)

@@ -6,6 +6,7 @@ from typing_extensions import Buffer
 
 from ..config import DataConfig
 from .base import ObjectInfo, Store, xxh3
+from .counted import CountedStore, Counter, Traffic
 from .folder import FolderStore, read_pieces
 from .memory import MemoryStore
 from .s3 import S3Store
@@ -24,11 +25,14 @@ def open_store(config: DataConfig) -> Store:
 
 __all__ = [
     "Buffer",
+    "CountedStore",
+    "Counter",
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",
     "S3Store",
     "Store",
+    "Traffic",
     "open_store",
     "read_pieces",
     "xxh3",

@@ -100,6 +100,9 @@ class Store(ABC):
     def prepare(self) -> None:  # noqa: B027  most stores need nothing
         """Create what must exist before the first `put`: a bucket."""
 
+    def note_retry(self, key: str) -> None:  # noqa: B027  only who counts cares
+        """Bytes of this object came damaged, and are about to be asked for again."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 

@@ -1,0 +1,123 @@
+"""A store around a store that counts what is asked of it and what comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import Buffer
+
+from ..ranges import Range
+from .base import Buffers, ObjectInfo, Store
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Totals of a store's verbs."""
+
+    requests: int = 0  # a range is one; what a client repeats by itself is not seen
+    nbytes: int = 0  # received
+    retries: int = 0  # times that damaged bytes were about to be asked for again
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.requests + other.requests,
+            self.nbytes + other.nbytes,
+            self.retries + other.retries,
+        )
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return self + Traffic(-other.requests, -other.nbytes, -other.retries)
+
+
+class Counter:
+    """Adds up traffic. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._total = Traffic()
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> Traffic:
+        """What was added so far."""
+        return self._total
+
+    def add(self, *, requests: int = 0, nbytes: int = 0, retries: int = 0) -> None:
+        """Called once a request, not once a row."""
+        with self._lock:
+            self._total += Traffic(requests, nbytes, retries)
+
+
+class CountedStore(Store):
+    """`inner`, with every request and every byte received added to `counter`."""
+
+    def __init__(self, inner: Store, counter: Counter) -> None:
+        self._inner = inner
+        self._counter = counter
+        self.url = inner.url
+        self.is_local = inner.is_local
+
+    @property
+    def origin(self) -> str:
+        return self._inner.origin
+
+    def get(self, key: str) -> memoryview:
+        self._counter.add(requests=1)
+        return self._received([self._inner.get(key)])[0]
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        self._counter.add(requests=_count(ranges))
+        return self._received(self._inner.get_ranges(key, ranges))
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        self._counter.add(requests=sum(_count(ranges) for _, ranges in requests))
+        received = self._inner.get_many(requests)
+        self._received([buffer for buffers in received for buffer in buffers])
+        return received
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        self._counter.add(requests=len(keys))
+        return self._received(self._inner.get_all(keys))
+
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        self._counter.add(requests=1)
+        for piece in self._inner.stream(key, start, end):
+            self._counter.add(nbytes=memoryview(piece).nbytes)
+            yield piece
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        self._counter.add(requests=1)
+        self._inner.put(key, data, create=create)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._counter.add(requests=1)
+        return self._inner.head(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self._counter.add(requests=1)
+        return self._inner.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        self._counter.add(requests=1)
+        return self._inner.list_folders(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._counter.add(requests=1)
+        self._inner.delete(keys)
+
+    def prepare(self) -> None:
+        self._inner.prepare()
+
+    def note_retry(self, key: str) -> None:
+        self._counter.add(retries=1)
+        self._inner.note_retry(key)
+
+    def _received(self, buffers: Buffers) -> Buffers:
+        self._counter.add(nbytes=sum(buffer.nbytes for buffer in buffers))
+        return buffers
+
+
+def _count(ranges: Sequence[Range]) -> int:
+    """Ranges that are asked for: an empty one is not."""
+    return sum(end > start for start, end in ranges)
