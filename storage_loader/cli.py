@@ -1,4 +1,4 @@
-"""The command `storage-loader`: look at stored datasets, and remove them."""
+"""The command `storage-loader`: look at stored datasets, measure and remove them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, TypeVar
 
 import click
 import numpy as np
+from tqdm import tqdm
 
+from .bench import Measured, measure, plot, require_plot
 from .catalog import DatasetInfo, dataset_info, delete, list_datasets
 from .config import DataConfig, JSONScalar
 from .errors import ConfigError, StorageLoaderError
-from .loader import Dataset
+from .loader import DataLoader, Dataset, Stats
+from .loader.stats import size_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +58,7 @@ def cli() -> None:
     storage-loader ls ./data
     storage-loader info ./data digits --where split=train
     storage-loader head s3://bucket/prefix digits --endpoint http://127.0.0.1:9000
+    storage-loader bench digits.json --batch-size 64 --shuffle true
     """
 
 
@@ -71,7 +75,7 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
             " ".join(f"{k}={_shown(v)}" for k, v in info.config.additional.items()) or "-",
             f"{info.num_rows:,}",
             str(info.num_objects),
-            _size(info.nbytes),
+            size_text(info.nbytes),
         )
         for info in infos
     ]
@@ -93,11 +97,12 @@ def info_command(storage: str, name: str, where: Sequence[str], **settings: Any)
     for key, value in info.config.additional.items():
         click.echo(f"  {key} = {_shown(value)}")
     click.echo(
-        f"{info.num_rows:,} rows in {info.num_objects} objects, {_size(info.nbytes)}, "
+        f"{info.num_rows:,} rows in {info.num_objects} objects, {size_text(info.nbytes)}, "
         f"version {info.version} of {len(info.version.commits)} commits"
     )
     rows = [
-        (a.name, a.dtype, str(a.shape), _size(a.row_nbytes)) for a in info.config.attributes or ()
+        (a.name, a.dtype, str(a.shape), size_text(a.row_nbytes))
+        for a in info.config.attributes or ()
     ]
     _table(("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE"), rows, right=(3,))
 
@@ -127,11 +132,61 @@ def rm_command(storage: str, name: str, where: Sequence[str], yes: bool, **setti
     if not yes:
         click.confirm(
             f"remove {name} {dict(info.config.additional)}, {info.num_rows:,} rows "
-            f"({_size(info.nbytes)}), from {info.config.storage}?",
+            f"({size_text(info.nbytes)}), from {info.config.storage}?",
             abort=True,
         )
     delete(info.config)
     click.echo(f"removed {info.num_rows:,} rows of {name} from {info.config.storage}")
+
+
+@cli.command("bench")
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--shuffle", default="true", type=click.Choice(["false", "true", "global"]), show_default=True
+)
+@click.option(
+    "--epochs",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="The first as things are, the next with a warm cache.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="End each epoch after so long."
+)
+@click.option("--num-workers", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--cache-dir", type=click.Path(file_okay=False), help="Default: the user's.")
+@click.option("--cache-size", type=click.IntRange(0), metavar="BYTES", help="0 keeps nothing.")
+@click.option("--index", is_flag=True, help="Read only each batch's rows, never fill the cache.")
+@click.option(
+    "--plot",
+    "png",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.png",
+    help="Draw rows/s and waiting over time (needs matplotlib).",
+)
+def bench_command(
+    config: str, shuffle: str, epochs: int, seconds: float | None, png: str | None, **settings: Any
+) -> None:
+    """Measure how fast the dataset of CONFIG loads here.
+
+    CONFIG is a file that DataConfig.save wrote. Ctrl-C prints what was measured so far.
+    """
+    if png is not None:
+        require_plot()
+    loaded = _config(config)
+    order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
+    loader = DataLoader(loaded, shuffle=order, **settings)
+    click.echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")
+    measured = Measured()
+    try:
+        with tqdm(total=loader.num_rows * epochs, unit=" rows", leave=False, disable=None) as bar:
+            measure(loader, measured, epochs=epochs, seconds=seconds, progress=bar.update)
+    finally:
+        _show(measured.epochs)
+        if png is not None and measured.samples:
+            plot(measured.samples, f"{loaded.dataset_name}, {loaded.storage}", png)
 
 
 def main() -> None:
@@ -141,6 +196,38 @@ def main() -> None:
     except StorageLoaderError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+
+
+def _config(path: str) -> DataConfig:
+    try:
+        return DataConfig.load(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+def _show(epochs: Sequence[Stats]) -> None:
+    head = ("EPOCH", "SECONDS", "ROWS", "ROWS/S", "BYTES/S", "WAITED", "FETCH", "GATHER",
+            "TRANSFORM", "FOUND", "FETCHED", "REQUESTS", "RETRIES")  # fmt: skip
+    rows = [
+        (
+            str(number),
+            f"{s.seconds:.2f}",
+            f"{s.rows:,}",
+            f"{s.rows_per_second:,.0f}",
+            size_text(s.bytes_per_second),
+            f"{s.wait_share:.0%}",
+            *(
+                f"{wait / s.seconds if s.seconds else 0:.0%}"
+                for wait in (s.wait_fetch, s.wait_gather, s.wait_transform)
+            ),
+            f"{s.hit_share:.0%}",
+            size_text(s.bytes_fetched),
+            f"{s.requests:,}",
+            f"{s.retries:,}",
+        )
+        for number, s in enumerate(epochs)
+    ]
+    _table(head, rows, right=range(len(head)))
 
 
 def _one(storage: str, name: str, where: Sequence[str], settings: dict[str, Any]) -> DatasetInfo:
@@ -176,14 +263,6 @@ def _equals(value: JSONScalar, text: str) -> bool:
 
 def _shown(value: JSONScalar) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def _cell(value: Any) -> str:

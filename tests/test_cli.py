@@ -224,7 +224,7 @@ def test_wrong_words_are_explained() -> None:
 
 def test_help_tells_a_new_user_what_there_is() -> None:
     text = run("--help").stdout
-    for word in ("ls", "info", "head", "rm", "s3://bucket/prefix", "AWS_ACCESS_KEY_ID"):
+    for word in ("ls", "info", "head", "rm", "bench", "s3://bucket/prefix", "AWS_ACCESS_KEY_ID"):
         assert word in text
     assert "storage-loader info ./data digits --where split=train" in text
     assert run("-h").stdout == text
@@ -298,3 +298,107 @@ def test_python_says_the_same(filled: str) -> None:
     assert [i.config.dataset_name for i in infos] == ["other", "rows", "rows"]
     storage_loader.delete(infos[0].config)
     assert "other" not in run("ls", filled).stdout
+
+
+# bench
+
+
+@pytest.fixture
+def saved_config(folder: dict[str, str], tmp_path: Path) -> str:
+    """A file of the config of 1,000 rows."""
+    the_config = config(folder)
+    save(the_config, make(range(1000)))
+    the_config.save(tmp_path / "rows.json")
+    return str(tmp_path / "rows.json")
+
+
+def epochs(printed: str) -> list[dict[str, str]]:
+    """The lines of the table, by its head."""
+    title, head, *lines = printed.splitlines()
+    assert title.startswith("rows in file://")
+    return [
+        dict(zip(head.split(), line.replace(" B", "B").split(), strict=False)) for line in lines
+    ]
+
+
+@pytest.mark.parametrize("shuffle", ["false", "true", "global"])
+def test_bench(saved_config: str, shuffle: str) -> None:
+    result = run("bench", saved_config, "--batch-size", "100", "--shuffle", shuffle)
+    assert (result.exit_code, result.stderr) == (0, "")  # a bar is for a terminal
+    assert result.stdout.splitlines()[0].endswith(": 1,000 rows")
+    assert [(e["EPOCH"], e["ROWS"]) for e in epochs(result.stdout)] == [
+        ("0", "1,000"),
+        ("1", "1,000"),
+    ]
+    assert len({len(line) for line in result.stdout.splitlines()[1:]}) == 1
+    result = run("bench", saved_config, "--epochs", "3", "--index", "--cache-size", "0")
+    assert len(epochs(result.stdout)) == 3
+
+
+def test_bench_ends_an_epoch_after_so_many_seconds(saved_config: str) -> None:
+    result = run("bench", saved_config, "--batch-size", "7", "--seconds", "1e-9")
+    assert [e["ROWS"] for e in epochs(result.stdout)] == ["7", "7"]
+
+
+def test_bench_plots(saved_config: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "bench.png"
+    assert run("bench", saved_config, "--plot", str(png)).exit_code == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_says_what_is_missing(
+    saved_config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    absent = str(tmp_path / "absent.json")
+    said = failing(monkeypatch, capsys, "bench", absent)
+    assert said == f"error: {absent}: No such file or directory\n"
+    (tmp_path / "other.json").write_text("[]")
+    assert failing(monkeypatch, capsys, "bench", str(tmp_path / "other.json")).startswith("error: ")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = failing(monkeypatch, capsys, "bench", saved_config, "--plot", "x.png")
+    assert said == "error: --plot needs matplotlib: pip install 'storage-loader[plot]'\n"
+    storage_loader.delete(DataConfig.load(saved_config))
+    assert failing(monkeypatch, capsys, "bench", saved_config).startswith(
+        "error: no dataset 'rows'"
+    )
+
+
+def test_bench_interrupted_prints_what_was_measured(
+    saved_config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Interrupted(storage_loader.DataLoader):
+        @property
+        def stats(self) -> storage_loader.Stats:
+            asked.append(1)
+            if len(asked) == 4:
+                raise KeyboardInterrupt
+            return super().stats
+
+    monkeypatch.setattr("storage_loader.cli.DataLoader", Interrupted)
+    monkeypatch.setattr("storage_loader.bench._SAMPLE_SECONDS", 0)
+    result = run("bench", saved_config, "--batch-size", "10")
+    assert result.exit_code == 1
+    assert "Aborted!" in result.stderr
+    [epoch] = epochs(result.stdout)
+    assert epoch["ROWS"] == "40"
+
+
+def test_bench_on_s3(
+    s3_storage: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    the_config = config(s3_storage)
+    save(the_config, make(range(100)))
+    the_config.save(tmp_path / "rows.json")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_storage["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_storage["secret_key"])
+    cache = str(tmp_path / "cache")
+    result = run("bench", str(tmp_path / "rows.json"), "--cache-dir", cache, "--epochs", "2")
+    lines = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert [int(line[-2]) > 0 for line in lines] == [True, False]  # requests, cold and warm
+    assert s3_storage["secret_key"] not in result.stdout

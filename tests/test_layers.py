@@ -33,6 +33,7 @@ LAYERS = {
     "jax": 6,
     "tensorflow": 6,
     "torch": 6,
+    "bench": 6,
     "cli": 7,
 }
 
@@ -42,6 +43,7 @@ ONLY_IN = {
     "botocore": "store",
     "h5py": "hdf5",
     "jax": "jax",
+    "matplotlib": "bench",
     "minio": "store",
     "obstore": "store",
     "tensorflow": "tensorflow",

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = {"torch", "aws", "dev"}
+EXTRAS = {"torch", "aws", "plot", "dev"}
 
 
 @pytest.fixture(scope="module")

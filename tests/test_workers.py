@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transforms import die_at_70, double, fail_at_70, unpicklable_result
+from transforms import (
+    NotHere,
+    die_at_70,
+    die_at_70_in_a_message,
+    die_at_70_with_a_child,
+    double,
+    exit_at_70,
+    fail_at_70,
+    unpicklable_result,
+)
 
 import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, save
@@ -136,6 +149,94 @@ def test_a_killed_worker_is_an_error_at_once(stored: DataConfig) -> None:
         list(loader)
     loader = DataLoader(stored, batch_size=100, transform=double, num_workers=1)
     check(list(loader), list(DataLoader(stored, batch_size=100, transform=double)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("transform", "code"),
+    [
+        (die_at_70, -9),
+        (exit_at_70, 3),
+        (die_at_70_with_a_child, -9),
+        (die_at_70_in_a_message, -9),
+    ],
+)
+def test_however_a_worker_dies_it_is_an_error_within_ten_seconds(
+    stored: DataConfig, transform: Any, code: int
+) -> None:
+    """Also where a process that it began keeps its files open, so that no pipe ends."""
+    batches = iter(DataLoader(stored, batch_size=10, transform=transform, num_workers=2))
+    assert next(batches)["id"].tolist() == list(range(10))  # processes are there
+    start = time.monotonic()
+    with pytest.raises(LoaderError, match=r"^worker process ") as raised:
+        for _ in batches:
+            pass
+    assert time.monotonic() - start < 10
+    if transform is not die_at_70_in_a_message:  # there the message itself says it
+        assert f"ended with exit code {code} before" in str(raised.value)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("when", ["between batches", "between epochs"])
+def test_a_worker_killed_while_it_has_nothing_to_do(stored: DataConfig, when: str) -> None:
+    loader = DataLoader(stored, batch_size=10, transform=double, num_workers=1)
+    batches = iter(loader)
+    pid = next(batches)["pid"]
+    if when == "between epochs":
+        assert len(list(batches)) == ROWS // 10 - 1
+        batches = iter(loader)
+    else:
+        time.sleep(0.5)  # what was begun ahead is made
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(LoaderError, match=rf"^worker process {pid} ended with exit code -9"):
+        list(batches)
+    assert time.monotonic() - start < 10
+    check(list(loader), list(DataLoader(stored, batch_size=10, transform=double)))
+    del loader
+
+
+@pytest.mark.timeout(60)
+def test_a_transform_that_a_worker_cannot_load(stored: DataConfig) -> None:
+    with pytest.raises(TransformError, match="no module named moon") as raised:
+        list(DataLoader(stored, transform=NotHere(), num_workers=1))
+    assert "_load_not_here" in str(raised.value)
+
+
+@pytest.mark.timeout(100)
+def test_workers_end_with_a_killed_parent(stored: DataConfig) -> None:
+    """Even in the middle of a transform that does not return."""
+    program = f"""
+    from transforms import sleep_at_70
+    from storage_loader import DataConfig, DataLoader
+    if __name__ == "__main__":
+        config = DataConfig("worked", storage={stored.storage!r})
+        for batch in DataLoader(config, batch_size=10, transform=sleep_at_70, num_workers=2):
+            print(batch["pid"], flush=True)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pids = {int(parent.stdout.readline()) for _ in range(7)}
+    assert len(pids) == 2
+    parent.kill()
+    deadline = time.monotonic() + 10
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_runs, pids))
+    parent.communicate()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_what_cannot_be_sent_is_an_error(stored: DataConfig) -> None:

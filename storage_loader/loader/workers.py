@@ -2,12 +2,14 @@
 
 A worker is given row numbers, gathers them as the parent would, applies the transform, and
 hands the batch back in an anonymous memory file that is passed by its descriptor: it has no
-name, so nothing is left of it when the processes are gone, however they end. Workers are
-spawned, never forked.
+name, so nothing is left of it when the processes are gone, however they end. Tasks go the same
+way. A message is one byte with a descriptor: a process that dies has sent it or has not, and
+none waits for the rest of one. Workers are spawned, never forked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import multiprocessing
@@ -15,12 +17,17 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import socket
 import tempfile
+import threading
 import traceback
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import reduction
+from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
 from ..errors import LoaderError, TransformError
@@ -52,9 +59,9 @@ class Workers(Generic[T]):
                 "it at the top level of a module, or leave num_workers out"
             ) from error
         context = multiprocessing.get_context("spawn")
-        self._workers = []
+        self._workers: list[_Worker] = []
         for number in range(num_workers):
-            ours, theirs = context.Pipe(duplex=True)
+            ours, theirs = socket.socketpair()
             process = context.Process(
                 target=_serve,
                 args=(theirs, bytes(payload)),
@@ -63,7 +70,7 @@ class Workers(Generic[T]):
             )
             process.start()
             theirs.close()
-            self._workers.append((process, ours))
+            self._workers.append(_Worker(process, ours, _Exit(process.pid, process.sentinel)))
 
     def map(self, tasks: Iterable[T]) -> Iterator[tuple[T, Any]]:
         """Each task with its result, in order; a few tasks are begun ahead.
@@ -82,26 +89,25 @@ class Workers(Generic[T]):
 
     def _send(self, worker: int, task: T) -> None:
         try:
-            self._workers[worker][1].send(task)
+            _send_file(self._workers[worker].connection, _pack(task, _plainly))
         except OSError as error:
             raise self._died(worker) from error
 
     def _receive(self, task: T, worker: int) -> tuple[T, Any]:
-        process, connection = self._workers[worker]
-        ready = multiprocessing.connection.wait([connection, process.sentinel])
-        if connection not in ready:
+        connection, ended = self._workers[worker].connection, self._workers[worker].ended
+        if connection not in multiprocessing.connection.wait([connection, ended.fileno()]):
             raise self._died(worker)
         try:
-            failure, sizes = connection.recv()
-            if failure is not None:
-                raise TransformError(failure)
-            descriptor = reduction.recv_handle(connection)
+            descriptor = _receive_file(connection)
         except (EOFError, OSError) as error:
             raise self._died(worker) from error
-        return task, _unpack(descriptor, sizes)
+        failure, result = _unpack(descriptor)
+        if failure is not None:
+            raise TransformError(failure)
+        return task, result
 
     def _died(self, worker: int) -> LoaderError:
-        process, _ = self._workers[worker]
+        process = self._workers[worker].process
         process.join(timeout=5)
         return LoaderError(
             f"worker process {process.pid} ended with exit code {process.exitcode} before it "
@@ -111,37 +117,110 @@ class Workers(Generic[T]):
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
-        for process, connection in self._workers:
-            connection.close()
-            process.terminate()
-        for process, _ in self._workers:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.ended.close()
         self._workers.clear()
 
 
-def _serve(connection: multiprocessing.connection.Connection[Any, Any], payload: bytes) -> None:
+@dataclass(frozen=True)
+class _Worker:
+    process: SpawnProcess
+    connection: socket.socket
+    ended: _Exit
+
+
+class _Exit:
+    """Readable once a process has ended, whoever else holds its files.
+
+    A sentinel is a pipe that a process forked by the transform keeps open.
+    """
+
+    def __init__(self, pid: int | None, sentinel: int) -> None:
+        self._own: int | None = None
+        self._sentinel = sentinel
+        if hasattr(os, "pidfd_open") and pid is not None:
+            with contextlib.suppress(OSError):  # an old kernel, or the process has gone
+                self._own = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        return self._sentinel if self._own is None else self._own
+
+    def close(self) -> None:
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
+
+
+def _serve(connection: socket.socket, payload: bytes) -> None:
     """A worker's life: it ends when the parent closes the connection or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes
-    job: Job = pickle.loads(payload)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    failure, job = _tried(lambda: pickle.loads(payload))
     while True:
         try:
-            task = connection.recv()
+            task = _unpack(_receive_file(connection))
         except (EOFError, OSError):
             return
+        text, descriptor = failure, None
+        if failure is None:
+            text, descriptor = _tried(partial(_make, job, task))
+        if descriptor is None:
+            descriptor = _pack((text, None), _plainly)
         try:
-            descriptor, sizes = _pack(job.make(task), job.reduce)
-        except Exception as error:
-            text = str(error) if isinstance(error, TransformError) else f"in a worker: {error!r}"
-            connection.send((f"{text}\n\n{traceback.format_exc()}", None))
-            continue
-        try:
-            connection.send((None, sizes))
-            reduction.send_handle(connection, descriptor, os.getppid())
-        finally:
-            os.close(descriptor)
+            _send_file(connection, descriptor)
+        except OSError:
+            return
+
+
+def _make(job: Job, task: Any) -> int:
+    return _pack((None, job.make(task)), job.reduce)
+
+
+def _tried(work: Callable[[], Any]) -> tuple[str | None, Any]:
+    """What went wrong as text, and the result."""
+    try:
+        return None, work()
+    except Exception as error:
+        text = str(error) if isinstance(error, TransformError) else f"in a worker: {error!r}"
+        return f"{text}\n\n{traceback.format_exc()}", None
+
+
+def _end_with_parent() -> None:
+    """In a worker: a transform that never returns must not outlive a killed parent."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    ended = _Exit(parent.pid, parent.sentinel)
+    if parent.pid == os.getppid():
+        multiprocessing.connection.wait([ended.fileno()])
+    os._exit(1)
+
+
+def _send_file(connection: socket.socket, descriptor: int) -> None:
+    """Hand over a file, and close it here. One byte, so that it arrives whole or not at all."""
+    try:
+        socket.send_fds(connection, [b"."], [descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def _receive_file(connection: socket.socket) -> int:
+    """The descriptor of a file that was sent; `EOFError` where the other end is closed."""
+    received, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not received or len(descriptors) != 1:
+        raise EOFError
+    return descriptors[0]
+
+
+def _plainly(value: Any) -> Any:
+    """A reducer for what no framework has a say in."""
+    return NotImplemented
 
 
 class _Pickler(pickle.Pickler):
@@ -155,36 +234,43 @@ class _Pickler(pickle.Pickler):
         return self._reduce(value)
 
 
-def _pack(value: Any, reduce: Callable[[Any], Any]) -> tuple[int, list[int]]:
-    """A value in a memory file: its descriptor, and the sizes of pickle and buffers."""
+def _pack(value: Any, reduce: Callable[[Any], Any]) -> int:
+    """A value in a memory file, by its descriptor.
+
+    A table of 64-bit numbers (how many parts, the size of each), the pickle, its buffers.
+    """
     file = io.BytesIO()
     buffers: list[memoryview] = []
     _Pickler(file, buffers, reduce).dump(value)
-    parts = [file.getbuffer(), *buffers]
-    sizes = [part.nbytes for part in parts]
+    parts = [memoryview(b""), file.getbuffer(), *buffers]
+    sizes = [part.nbytes for part in parts[1:]]
+    parts[0] = memoryview(array("q", [len(sizes), *sizes]).tobytes())
+    places = _places([part.nbytes for part in parts])
     descriptor = _anonymous_file()
     try:
-        os.ftruncate(descriptor, max(1, _places(sizes)[-1]))
-        for place, part in zip(_places(sizes), parts, strict=False):
+        os.ftruncate(descriptor, places[-1])
+        for place, part in zip(places, parts, strict=False):
             while part.nbytes:
                 written = os.pwrite(descriptor, part, place)
                 place, part = place + written, part[written:]  # noqa: PLW2901
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, sizes
+    return descriptor
 
 
-def _unpack(descriptor: int, sizes: list[int]) -> Any:
+def _unpack(descriptor: int) -> Any:
     """The value; its arrays lie in the mapped file, which lives as long as they do."""
     try:
-        mapped = memoryview(mmap.mmap(descriptor, max(1, _places(sizes)[-1])))
+        mapped = memoryview(mmap.mmap(descriptor, 0))
     finally:
         os.close(descriptor)
-    parts = [
-        mapped[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)
-    ]
-    return pickle.loads(parts[0], buffers=parts[1:])
+    [count] = mapped[:8].cast("q")
+    table = mapped[: 8 * (1 + count)]
+    sizes = [table.nbytes, *table.cast("q")[1:]]
+    places = _places(sizes)
+    parts = [mapped[place : place + size] for place, size in zip(places, sizes, strict=False)]
+    return pickle.loads(parts[1], buffers=parts[2:])
 
 
 def _places(sizes: list[int]) -> list[int]:
