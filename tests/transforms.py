@@ -25,3 +25,7 @@ def die_at_70(batch: dict[str, Any]) -> dict[str, Any]:
 
 def unpicklable_result(batch: dict[str, Any]) -> Any:
     return lambda: batch
+
+
+def held(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
