@@ -174,7 +174,7 @@ def test_200_epochs_take_no_more_than_100(
     assert late[1] <= early[1] + 2 * 4  # descriptors: of some of the 4 objects, 2 each
     assert late[2] <= early[2] + 20  # maps: the allocator has some of its own
     assert late[3] == early[3] == 1  # threads
-    assert late[0] <= early[0] + MIB  # 98 epochs of 0.9 MB
+    assert late[0] <= early[0] + 2 * MIB  # 98 epochs of 0.9 MB; the allocator grows once by 1
 
 
 # Files
