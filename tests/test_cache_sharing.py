@@ -19,6 +19,7 @@ from test_cache_files import LARGE, assert_disjoint, cached_files, fill, ranges,
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
+from storage_loader.loader.cache import CacheFile
 
 ROWS = 400
 
@@ -200,6 +201,15 @@ def test_leaving_early_does_not_wait_for_another_process(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the_config = fill({"storage": str(tmp_path / "store")}, ROWS, max_object_size=2 * 2**20)
+    waits, real = threading.Event(), CacheFile._locked
+
+    def locked(*args: Any) -> bool:
+        got = real(*args)
+        if not got:
+            waits.set()
+        return got
+
+    monkeypatch.setattr(CacheFile, "_locked", locked)
     rows = [*range(250, 400), *range(250)]  # the second object first: the other holds the first
     one = Loading(the_config, cache_dir, hold=True)
     with loading(one):
@@ -209,6 +219,7 @@ def test_leaving_early_does_not_wait_for_another_process(
         loader = DataLoader(the_config, batch_size=16, cache_dir=cache_dir, subset=rows)
         batches = iter(loader)
         assert numbers_in([next(batches)], LARGE) == rows[:16]
+        assert waits.wait(10)
         batches.close()  # type: ignore[attr-defined]  # a generator
     assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-")]
 

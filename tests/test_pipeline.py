@@ -7,12 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty import Call, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import numbers_in
+from test_cache_files import LARGE, fill
 
+from storage_loader import DataLoader
 from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget
 
 pytestmark = pytest.mark.timeout(20)  # what is wrong here hangs
@@ -318,3 +323,68 @@ def test_ctrl_c_ends_all_threads(what: str) -> None:
         list(Pipeline([prepare] * 10, nbytes=10, threads=2).results())
     thread.join()
     assert threads() == []
+
+
+# In a loader
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("taken", [1, 3])
+def test_an_early_exit_of_an_epoch_that_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool, taken: int
+) -> None:
+    """Half of a dataset is read, so that it is here, but the dataset is not complete."""
+    the_config = fill({"storage": str(tmp_path / "store")}, 200, max_object_size=2**20)
+    watch(monkeypatch, local=local)
+    loader = DataLoader(
+        the_config, subset=slice(0, 100), cache_dir=tmp_path / "cache", prefetch=10**5
+    )
+    assert numbers_in(loader, LARGE) == list(range(100))
+    assert not loader._source.is_complete
+    seen = []
+    for batch in loader:
+        seen += numbers_in([batch], LARGE)
+        if len(seen) == taken:
+            break
+    assert seen == list(range(taken))
+    assert threads() == []
+    assert numbers_in(loader, LARGE) == list(range(100))
+
+
+@pytest.mark.parametrize("how", [{}, {"cache_size": 0}, {"cache_size": 10**6}], ids=str)
+@pytest.mark.parametrize("where", ["in the loop", "while it waits"])
+def test_ctrl_c_ends_a_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, int], where: str
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, 400, max_object_size=2**20)
+    release, waiting = threading.Event(), threading.Event()
+
+    def hold(call: Call) -> None:
+        if "/objects/" in call.key and seen:
+            waiting.set()
+            release.wait(10)
+
+    def interrupt() -> None:
+        assert waiting.wait(10)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.05)
+        release.set()
+
+    watch(monkeypatch, local=False, before=hold)
+    loader = DataLoader(
+        the_config, batch_size=8, cache_dir=tmp_path / "cache", prefetch=10**5, **how
+    )
+    seen: list[int] = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        for batch in loader:
+            seen += numbers_in([batch], LARGE)
+            if where == "in the loop":
+                waiting.set()
+                time.sleep(10)
+    thread.join()
+    assert threads() == []
+    assert seen == list(range(len(seen)))
+    assert numbers_in(loader, LARGE) == list(range(400))
