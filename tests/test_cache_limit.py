@@ -83,7 +83,7 @@ def sizes(the_config: DataConfig) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
-@pytest.mark.parametrize("batch_size", [1, 16, 150])
+@pytest.mark.parametrize("batch_size", [3, 150])
 @pytest.mark.parametrize(
     "size",
     ["nothing", "a byte", "below a block", "below an object", "an object", "two objects",

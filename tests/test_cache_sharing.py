@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 from faulty import watch
 from rows import config, make, numbers_in
-from test_cache_files import LARGE, assert_disjoint, cached_files, fill, ranges, read
+from test_cache_files import (
+    LARGE,
+    assert_disjoint,
+    cached_files,
+    fetching_threads,
+    fill,
+    ranges,
+    read,
+)
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
@@ -221,7 +229,7 @@ def test_leaving_early_does_not_wait_for_another_process(
         assert numbers_in([next(batches)], LARGE) == rows[:16]
         assert waits.wait(10)
         batches.close()  # type: ignore[attr-defined]  # a generator
-    assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-")]
+    assert fetching_threads() == []
 
 
 # Whose files

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faulty import FailAt, Injected, watch
 from rows import numbers_in
-from test_cache_files import LARGE, alter, cached_files, fill, pixels_of, table_of
+from test_cache_files import LARGE, alter, cached_files, fetching_threads, fill, pixels_of, table_of
 
 from storage_loader import DataConfig, DataLoader
 from storage_loader.errors import ChecksumError
@@ -143,7 +143,7 @@ def test_a_failed_request_never_ends_an_epoch_silently(
         assert len(seen) < ROWS
     else:
         assert sorted(seen) == list(range(ROWS))
-    assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-")]
+    assert fetching_threads() == []
     watch(monkeypatch, local=False)
     again = DataLoader(the_config, cache_dir=tmp_path / "cache", prefetch=10**6, **how)
     order = numbers_in(again, LARGE)

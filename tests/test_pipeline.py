@@ -26,7 +26,8 @@ Sizes = list[list[int]]  # of the works of each preparation
 
 
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("storage_loader-")]
+    names = ("storage_loader-fetch", "storage_loader-plan")  # a client of S3 keeps its own
+    return [t.name for t in threading.enumerate() if t.name.startswith(names)]
 
 
 class Recorded:

@@ -82,11 +82,11 @@ class HeldObject:
         """Whether the cache takes those of the blocks that must be fetched."""
         assert self._file is not None
         layout = self._stored.layout
-        ranges = [*layout.block_ranges[needed & ~self._verified & ~self._file.present]]
+        ranges = layout.block_ranges[needed & ~self._verified & ~self._file.present]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
-            ranges += [layout.checksums_range, flags]
-        return cache.reserve(_pages_nbytes(np.array(ranges, np.int64).reshape(-1, 2)), self._file)
+            ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
+        return cache.reserve(_pages_nbytes(ranges), self._file)
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
