@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _SLOW = 16  # results in a row for which the consumer took ...
 _PAYS = 4  # ... so many times as long as making them
+_HANDOVER = 2e-4  # s; and longer than this: what a thread's help costs at most
 _AHEAD = 2  # results that may be ready beyond the one asked for
 
 
@@ -39,7 +40,8 @@ def when_it_pays(
         result = make(item)
         made = time.perf_counter()
         yield result
-        slow = slow + 1 if time.perf_counter() - made > _PAYS * (made - begun) else 0
+        pays = max(_HANDOVER, _PAYS * (made - begun))
+        slow = slow + 1 if time.perf_counter() - made > pays else 0
     del item, result  # a batch lives no longer than its user wants
     with closing(Ahead(items, make, stop).results()) as results:
         yield from results

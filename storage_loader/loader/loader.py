@@ -121,7 +121,9 @@ class DataLoader(View):
         weakref.finalize(self, _close_pools, self._pools)
         self._meters: PerProcess[Meter] = PerProcess()  # of the iteration begun last
         self._epoch = 0
-        self._state: State | None = None  # of the iteration that gave a batch last
+        # Of the iteration that began or gave a batch last: where it began, and the batch.
+        self._given: tuple[State, Partition, int] | None = None
+        self._state: State | None = None  # the same where no batch was given
         self._resume: State | None = None
         self._order: tuple[Order, Subset] | None = None
 
@@ -143,7 +145,7 @@ class DataLoader(View):
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
         self._epoch = _whole("epoch", epoch, 0)
-        self._state = None
+        self._given = self._state = None
         if self._resume is not None and self._resume.epoch != epoch:
             self._resume = None
 
@@ -157,7 +159,8 @@ class DataLoader(View):
         `rows` counts what was received, not what was fetched ahead. At an epoch's end it is
         the next epoch's row 0.
         """
-        return (self._resume or self._state or self._start_state()).to_dict()
+        given = None if self._given is None else self._after(*self._given)
+        return (self._resume or given or self._state or self._start_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter` go on with exactly the row after `state`, at its version and seed.
@@ -187,7 +190,7 @@ class DataLoader(View):
         state = self._resume or self._start_state()
         self._resume = None
         self._epoch = state.stop_epoch
-        self._state = state
+        self._given, self._state = None, state
         self._meters = PerProcess()
         return self._iterate(state, self._meters.get(Meter))
 
@@ -209,12 +212,12 @@ class DataLoader(View):
             epoch = self._epoch_of(state)
             with closing(self._batches(epoch, meter)) as batches:
                 for number, rows, batch in batches:
-                    self._state = self._after(state, epoch.partition, number)
+                    self._given = state, epoch.partition, number
                     meter.give(rows)
                     yield batch
                     meter.waits()
             if not epoch.partition.num_batches:
-                self._state = self._next_epoch(state)
+                self._given, self._state = None, self._next_epoch(state)
             if state.epoch + 1 >= state.stop_epoch:
                 return
             state = replace(state, epoch=state.epoch + 1, rows=0)
