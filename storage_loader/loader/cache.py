@@ -38,7 +38,7 @@ PAGE = 4096  # bytes of the disk that are taken together
 _SUFFIX = ".cached"
 _SPARE_SHARE = 20  # of the disk, 1/20 stays free where no size is given
 _EVICTED_SHARE = 16  # free 1/16 more than is asked for: the folder is walked less often
-_WRITE_NBYTES = 2**20
+_WRITE_NBYTES = 2**18
 _POLL = 0.005  # s between attempts to get a lock that another process holds ...
 _MAX_POLL = 0.1  # ... doubling up to here
 _REFUSED = 60.0  # s without another attempt on a full disk
@@ -319,7 +319,7 @@ class CacheFile:
 
 
 class Writer:
-    """Writes of consecutive bytes joined and cut at multiples of 1 MiB.
+    """Writes of consecutive bytes joined and cut at multiples of 256 KiB.
 
     Their pages in the kernel's cache are then large and in a row, which makes writing them
     cheaper, and copying rows from their map. Leave the `with` to write what is left.

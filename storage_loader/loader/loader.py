@@ -384,6 +384,7 @@ def _stamped(chunks: Iterator[Due], meter: Meter) -> Iterator[Due]:
     for chunk in chunks:
         meter.ready = meter.clock()
         yield chunk
+        del chunk  # its rows, before the next one's are waited for
 
 
 def _settings(order: Order, subset: Subset) -> dict[str, Any]:

@@ -106,6 +106,11 @@ def unprepared(epoch: Epoch) -> Iterator[Due]:
 def read_batches(schema: Schema, due: Iterator[Due]) -> Iterator[Read]:
     """The batches as arrays."""
     for chunk in due:
-        assert chunk.ready is not None
-        for i, arrays in enumerate(gathered(schema, chunk.ready, chunk.rows)):
-            yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays)
+        yield from _reads(schema, chunk)
+        del chunk  # its rows, before the next one's are waited for
+
+
+def _reads(schema: Schema, chunk: Due) -> Iterator[Read]:
+    assert chunk.ready is not None
+    for i, arrays in enumerate(gathered(schema, chunk.ready, chunk.rows)):
+        yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays)

@@ -139,6 +139,7 @@ class Pipeline(Generic[T]):
                 if self._error is not None:
                     break
                 yield begun.preparation.finish()
+                del begun  # what it made ready, before the next is waited for
             if self._error is not None:
                 raise self._error
         finally:

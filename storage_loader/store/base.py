@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 from ..errors import StoreError
 from ..ranges import Range
 
-STREAM_CHUNK = 2**19  # hashed and written while received; 2 MiB chunks are 0.85 of this
+STREAM_CHUNK = 2**18  # hashed and written while received; 2 MiB chunks are 0.85 of this
 
 Buffers = list[memoryview]
 
