@@ -53,7 +53,9 @@ class Source:
         self._max_held = max(4, _files() // (4 if store.is_local else 8))
         self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
         self._all: Ready | None = None  # once everything is here and verified
-        self._spare = 0  # bytes that may be fetched before they are needed
+        # Bytes that may be fetched or read before they are needed. Files that are read from end to
+        # end get large pages, see `read_pieces`.
+        self._spare = _memory() // 16 if store.is_local else 0
         self._lock = threading.Lock()
 
     @cached_property
@@ -62,7 +64,7 @@ class Source:
         nbytes = self._snapshot.nbytes
         if self._cache is not None:
             return self._cache.holds(nbytes)
-        return nbytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return nbytes <= _memory() // 2
 
     @property
     def is_complete(self) -> bool:
@@ -291,6 +293,11 @@ def _portions(groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]
         count += len(group.rows)
     if some:
         yield some
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _files() -> int:
