@@ -18,7 +18,8 @@ from .plan import Chunk, Epoch, chunks
 from .source import Source
 from .work import Pipeline, Preparation
 
-_CHUNKS = 4  # that `prefetch` is divided into, where the order has no windows
+_CHUNKS = 16  # that `prefetch` is divided into, where the order has no windows ...
+_CHUNKS_HERE = 4  # ... and where nothing is fetched: longer ones cost less planning
 _WORK_NBYTES = 8 * 2**20  # fetched at once into memory
 _IN_FLIGHT_SHARE = 8  # 1/8 of `prefetch` is for what is being fetched
 _WHOLE_SHARE = 1 / 8  # of an object that a window needs, from which it is fetched whole
@@ -63,12 +64,14 @@ def due_batches(
     Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
-    plan = chunks(epoch, most=max(1, prefetch // _CHUNKS // batch_nbytes))
+    is_complete = source.is_complete
+    share = _CHUNKS_HERE if is_complete else _CHUNKS
+    plan = chunks(epoch, most=max(1, prefetch // share // batch_nbytes))
     in_flight = prefetch // _IN_FLIGHT_SHARE
     prepared = partial(
         _prepared, source, work_nbytes=max(1, min(_WORK_NBYTES, in_flight // threads))
     )
-    if source.is_complete:  # nothing to overlap with: threads would only take from the gather
+    if is_complete:  # nothing to overlap with: threads would only take from the gather
         for chunk in plan:
             yield prepared(chunk, stop).now()
         return
