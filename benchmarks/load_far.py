@@ -6,7 +6,6 @@ loader has. By index: as there, in rows a second.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,8 +13,8 @@ from storage_loader import DataLoader
 
 from .data import IMAGES, TILES
 from .latency import delayed
-from .load_s3 import BATCH, check_rows, get_all, index_epoch, saved
-from .runner import Row, Side, Spread, compare
+from .load_s3 import BATCH, first_epoch, index_epoch, saved
+from .runner import Row, Side, Spread
 from .setting import Benchmark, Bucket, Setting
 
 SECONDS = 0.02
@@ -37,25 +36,8 @@ def run(setting: Setting) -> Sequence[Row]:
 
 
 def _first_epoch(setting: Setting, bucket: Bucket, name: str, words: str) -> Row:
-    config = bucket.config(name)
-    snapshot = DataLoader(config).open()
-    cache = setting.folder()
-
-    def load() -> None:
-        loader = DataLoader(
-            config, batch_size=BATCH, shuffle=True, cache_dir=cache, extras=("row",)
-        )
-        check_rows((loaded["row"] for loaded in loader), snapshot.num_rows)
-
-    return compare(
-        f"first epoch from S3, 20 ms a request, cold, shuffled, {words}",
-        Side("DataLoader", load, after=lambda: shutil.rmtree(cache)),
-        [get_all(bucket, snapshot, THREADS)],
-        amount=snapshot.num_rows,
-        unit="rows/s",
-        effort=setting.effort,
-        at_least=0.7,
-    )
+    measure = f"first epoch from S3, 20 ms a request, cold, shuffled, {words}"
+    return first_epoch(setting, bucket, bucket.config(name), measure, (THREADS,), at_least=0.7)
 
 
 def _by_index(setting: Setting, bucket: Bucket) -> Row:

@@ -137,6 +137,11 @@ class ObjectLayout:
         ranges = [_column_blocks(column) for column in self.columns.values() if column.num_blocks]
         return np.concatenate(ranges) if ranges else np.empty((0, 2), np.int64)
 
+    def all_blocks(self, name: str) -> slice:
+        """The places of an attribute's blocks in the checksum table."""
+        first = self.first_checksum[name]
+        return slice(first, first + self.columns[name].num_blocks)
+
     def blocks_of(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """For rows of the object, the places of their blocks in the checksum table."""
         return rows // self.columns[name].block_rows + self.first_checksum[name]

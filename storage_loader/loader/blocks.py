@@ -87,10 +87,8 @@ def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArr
     layout = stored.layout
     needed = np.zeros(layout.num_checksums, bool)
     for attribute in schema:
-        column = layout.columns[attribute.name]
         if attribute.name in layout.small:
-            first = layout.first_checksum[attribute.name]
-            needed[first : first + column.num_blocks] = True
+            needed[layout.all_blocks(attribute.name)] = True
         else:
             needed[layout.blocks_of(attribute.name, rows)] = True
     return needed

@@ -200,7 +200,6 @@ class CacheFile:
     """One object's bytes as far as they were fetched; see this module."""
 
     def __init__(self, path: Path, nbytes: int, num_blocks: int) -> None:
-        self._path = path
         self._flags_start, self._num_flags = nbytes, num_blocks + 1
         size = nbytes + self._num_flags + _RESERVED_NBYTES
         self._descriptor = -1

@@ -22,7 +22,6 @@ from ..schema import Attribute, Schema
 from .order import Rows
 
 Array = npt.NDArray[Any]
-Batch = dict[str, Array]
 
 _LARGE_ROW = 1024  # bytes from which rows are copied batch by batch, by their addresses
 _HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing

@@ -15,12 +15,11 @@ from ..schema import Schema
 from .gather import Array, Ready, gathered
 from .order import Rows
 from .plan import Chunk, Epoch, chunks
-from .source import Source
+from .source import WORK_NBYTES, Source
 from .work import Pipeline, Preparation
 
 _CHUNKS = 16  # that `prefetch` is divided into, where the order has no windows ...
 _CHUNKS_HERE = 4  # ... and where nothing is fetched: longer ones cost less planning
-_WORK_NBYTES = 8 * 2**20  # fetched at once into memory
 _IN_FLIGHT_SHARE = 8  # 1/8 of `prefetch` is for what is being fetched
 _WHOLE_SHARE = 1 / 8  # of an object that a window needs, from which it is fetched whole
 
@@ -69,7 +68,7 @@ def due_batches(
     plan = chunks(epoch, most=max(1, prefetch // share // batch_nbytes))
     in_flight = prefetch // _IN_FLIGHT_SHARE
     prepared = partial(
-        _prepared, source, work_nbytes=max(1, min(_WORK_NBYTES, in_flight // threads))
+        _prepared, source, work_nbytes=max(1, min(WORK_NBYTES, in_flight // threads))
     )
     if is_complete:  # nothing to overlap with: threads would only take from the gather
         for chunk in plan:
@@ -89,7 +88,9 @@ def _prepared(
     source: Source, chunk: Chunk, stop: threading.Event, *, work_nbytes: int
 ) -> Preparation[Due]:
     rows = chunk.rows()
-    fetched = np.append(rows, chunk.rows_beyond()) if source.holds else rows
+    fetched = rows
+    if source.holds and not source.is_complete:
+        fetched = np.append(rows, chunk.rows_beyond())
     alone = chunk.epoch.partition.world_size == 1
     share = _WHOLE_SHARE if chunk.end else 0.0
     ready = source.prepare(

@@ -6,7 +6,7 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -23,7 +23,7 @@ from .order import Rows
 from .remote import RemoteReader
 from .work import Preparation, Work
 
-_WORK_NBYTES = 8 * 2**20
+WORK_NBYTES = 8 * 2**20  # fetched at once into memory
 _LOCAL_SPARE = 8
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
@@ -82,7 +82,7 @@ class Source:
         rows: Rows,
         stop: threading.Event,
         *,
-        work_nbytes: int = _WORK_NBYTES,
+        work_nbytes: int = WORK_NBYTES,
         whole_share: float | None = None,
     ) -> Preparation[Ready]:
         """What must be done so that these rows are here; the works end early once `stop` is set.
@@ -97,16 +97,21 @@ class Source:
         numbers = np.unique(rows)
         numbers = numbers[np.searchsorted(numbers, 0) :]
         groups = list(by_object(self._snapshot.starts, numbers))
+        copied = partial(self._copied, numbers, groups, stop, work_nbytes)
         if self.holds and len(groups) <= self._max_pinned:
-            pinned = [self._keep(group, whole_share) for group in groups]
-            if all(pinned):
-                return self._pinned(groups, [kept for kept in pinned if kept], stop)
-        return self._copied(numbers, groups, stop, work_nbytes)
+            kept = [self._keep(group, whole_share) for group in groups]
+            if all(kept):
+                return self._pinned(groups, [one for one in kept if one], stop, copied)
+        return copied()
 
     def _pinned(
-        self, groups: list[ObjectRows], kept: list[Kept], stop: threading.Event
+        self,
+        groups: list[ObjectRows],
+        kept: list[Kept],
+        stop: threading.Event,
+        copied: Callable[[], Preparation[Ready]],
     ) -> Preparation[Ready]:
-        """Rows where they are held."""
+        """Rows where they are held; `copied` prepares them where the cache turns out to be full."""
         works = [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
 
         def finish() -> Ready:
@@ -114,10 +119,7 @@ class Source:
                 try:
                     held.ensure(needed, stop)  # what was begun elsewhere and not brought to an end
                 except CacheFullError:
-                    numbers = np.concatenate(
-                        [g.rows + self._snapshot.starts[g.index] for g in groups]
-                    )
-                    return self._copied(numbers, groups, stop, _WORK_NBYTES).now()
+                    return copied().now()
                 self._note_complete(group.index)
             return self._ready((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
 
@@ -190,8 +192,7 @@ class Source:
         layout = stored.layout
         every = np.zeros(layout.num_checksums, bool)
         for a in self._schema:
-            first = layout.first_checksum[a.name]
-            every[first : first + layout.columns[a.name].num_blocks] = True
+            every[layout.all_blocks(a.name)] = True
         return every
 
     def _reserve(self, held: HeldObject, needed: Blocks) -> bool:
