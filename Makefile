@@ -3,7 +3,7 @@
 VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-PINS  := requirements/torch.txt requirements/runtime.txt requirements/dev.txt
+PINS  := requirements/torch.txt requirements/runtime.txt requirements/frameworks.txt requirements/dev.txt
 
 # The pins are for Python 3.11; another one is tried where that is missing.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
@@ -24,7 +24,7 @@ venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 $(STAMP): pyproject.toml $(PINS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -r requirements/torch.txt
-	$(PY) -m pip install -r requirements/runtime.txt -r requirements/dev.txt
+	$(PY) -m pip install -r requirements/runtime.txt -r requirements/frameworks.txt -r requirements/dev.txt
 	$(PY) -m pip install --no-deps --no-build-isolation --editable .
 	$(PY) -m pip check
 	@grep -qx "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')" \

@@ -46,9 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.names or NAMES:
             benchmark: Benchmark = importlib.import_module(f"{__package__}.{name}").BENCHMARK
             print(f"== {name}: {benchmark.what}", flush=True)
-            rows = benchmark.run(setting)
-            for row in rows:
+            rows = []
+            for row in benchmark.run(setting):
                 print(report.line(row), flush=True)
+                rows.append(row)
+            if not rows:  # the benchmark said why
+                continue
             failed |= any(row.holds is False for row in rows) and not effort.quick
             if out is not None:
                 report.write(out, name, benchmark.what, rows, machine.describe(setting.scratch))

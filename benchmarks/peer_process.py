@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -40,6 +42,7 @@ class PeerProcess:
                 env=dict(environment),
                 cwd=log.parent,  # some write into the folder where they are
                 text=True,
+                start_new_session=True,  # so that its workers can be ended, too
             )
 
     def __enter__(self) -> PeerProcess:
@@ -53,11 +56,11 @@ class PeerProcess:
     ) -> None:
         self.close()
 
-    def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, job: Mapping[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
         """The answer to a job; PeerError where it is an error, or none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        timer = threading.Timer(PATIENCE, self._process.kill)
+        timer = threading.Timer(patience, self._kill)
         timer.start()
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
@@ -68,7 +71,7 @@ class PeerProcess:
         finally:
             timer.cancel()
         if not line:
-            raise PeerError(f"ended with code {self._process.wait()}, or took {PATIENCE:.0f} s")
+            raise PeerError(f"ended with code {self._process.wait()}, or took {patience:.0f} s")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             text = str(answer["error"])
@@ -85,10 +88,16 @@ class PeerProcess:
             self._process.stdin.close()
             self._process.wait(timeout=20)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            pass
         finally:
+            self._kill()
+            self._process.wait()
             self._process.stdout.close()
+
+    def _kill(self) -> None:
+        """End it and its workers, which would keep its output open."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Peers:

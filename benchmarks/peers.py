@@ -170,23 +170,21 @@ class Group:
             print(f"without --peers PYTHON these are left out: {left_out}", flush=True)
 
 
-def run(setting: Setting) -> Sequence[Row]:
+def run(setting: Setting) -> Iterator[Row]:
     group = Group(setting)
     tiles = Data("tiles", "48 KiB float32 rows", TILES, setting.pick(8192, 1024), LARGE_BATCH)
     images = Data("images", "150 KB uint8 rows", IMAGES, setting.pick(7168, 256), LARGE_BATCH)
     vectors = Data("vectors", "72 B rows", VECTORS, setting.pick(10_000_000, 50_000), SMALL_BATCH)
-    rows: list[Row] = []
     for data in (tiles, images)[: setting.pick(2, 1)]:
         with _stored(group, data, on_s3=True) as stored:
-            rows += _first_epoch(stored)
-            rows += _second_epoch(stored)
+            yield from _first_epoch(stored)
+            yield from _second_epoch(stored)
             if data is tiles:
-                rows += _by_index(stored)
+                yield from _by_index(stored)
     with _stored(group, vectors, on_s3=False) as stored:
-        rows += _small_rows(stored)
+        yield from _small_rows(stored)
     for row_nbytes in SWEEP[:: setting.pick(1, len(SWEEP))]:
-        rows += _sweep(group, row_nbytes)
-    return rows
+        yield from _sweep(group, row_nbytes)
 
 
 def _first_epoch(stored: Stored) -> list[Row]:

@@ -18,6 +18,14 @@ Made by `make bench`; each JSON file beside this one holds the figures of one be
 machine and the versions. Ours and plain run in turn, a round of each; the ratio is taken within
 each round. Figures are medians, in brackets the quartiles. What each benchmark does stands in
 its module.
+
+[chaos.md](chaos.md), a thousand faults between library and S3 server, is made by a test:
+`STORAGE_LOADER_TEST_SCALE=17.5 STORAGE_LOADER_TEST_RESULTS=benchmarks/results make test
+PYTEST_ARGS="-k every_row_under_faults"`, with a real server where `make s3` has started one.
+
+[soak.png](soak.png): memory and descriptors while savers, loaders and gc work beside each other,
+made by `soak`: half an hour unless STORAGE_LOADER_BENCH_SOAK_SECONDS says otherwise, 20 s with
+`--quick`.
 """
 
 
@@ -51,7 +59,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_rounded(item) for item in value]
     return value
 

@@ -77,6 +77,7 @@ class Row:
     at_most: float | None = None
     note: str = ""
     others: dict[str, Spread] = field(default_factory=dict)  # plain sides that were slower
+    curve: Sequence[float | None] = ()  # of a value over time: medians of equal parts of it
 
     @property
     def holds(self) -> bool | None:

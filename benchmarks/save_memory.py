@@ -8,8 +8,9 @@ nothing but four PUTs of 64 MiB at once by obstore: whether the client copies wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ import obstore
 from typing_extensions import Buffer
 
 from storage_loader import DataConfig, DataSaver
-from storage_loader.store import MemoryStore, Store
+from storage_loader.store import MemoryStore, ObjectInfo, Store
 
 from .data import IMAGES, OBJECT_NBYTES, batch, make_rows, memory, nbytes
 from .process import in_process, resident
@@ -54,13 +55,25 @@ def _row(measure: str, growth: int, bound: int | None) -> Row:
 
 
 class _Slow(MemoryStore):
-    """Takes its time for an object and forgets it."""
+    """Takes its time for an object and forgets all but its size, which a saver looks at."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._sizes: dict[str, int] = {}
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         if "/objects/" in key:
             time.sleep(PUT_SECONDS)
+            self._sizes[key] = memoryview(data).nbytes
         else:
             super().put(key, data, create=create)
+
+    def head(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, self._sizes[key], datetime.now(timezone.utc))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        yield from super().list(prefix)
+        yield from (self.head(key) for key in self._sizes if key.startswith(f"{prefix}/"))
 
 
 def _save_slowly(amount: int) -> int:

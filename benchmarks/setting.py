@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ class Benchmark:
     """A question and the function that answers it; its name is its module's."""
 
     what: str
-    run: Callable[[Setting], Sequence[Row]]
+    run: Callable[[Setting], Iterable[Row]]
     draw: Callable[[Path], None] | None = None  # adds plots to the folder of the results
 
 

@@ -1,7 +1,21 @@
 """Training datasets as HDF5 objects on MinIO, any S3 or a folder."""
 
-from .catalog import DatasetInfo, Version, delete, list_datasets
+from .catalog import (
+    Collected,
+    DatasetInfo,
+    LoggedCommit,
+    Problem,
+    Verified,
+    Version,
+    collect_garbage,
+    commit_log,
+    delete,
+    drop_commit,
+    list_datasets,
+    verify_dataset,
+)
 from .config import DataConfig
+from .credentials import Credentials
 from .errors import StorageLoaderError
 from .loader import DataLoader, Dataset, Stats, split
 from .saver import DataSaver, save
@@ -11,16 +25,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attribute",
+    "Collected",
+    "Credentials",
     "DataConfig",
     "DataLoader",
     "DataSaver",
     "Dataset",
     "DatasetInfo",
+    "LoggedCommit",
+    "Problem",
     "Stats",
     "StorageLoaderError",
+    "Verified",
     "Version",
+    "collect_garbage",
+    "commit_log",
     "delete",
+    "drop_commit",
     "list_datasets",
     "save",
     "split",
+    "verify_dataset",
 ]

@@ -1,10 +1,14 @@
-"""The command `storage-loader`: look at stored datasets, measure and remove them."""
+"""The command `storage-loader`: look at stored datasets, measure, check and tidy them."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +16,17 @@ import numpy as np
 from tqdm import tqdm
 
 from .bench import Measured, measure, plot, require_plot
-from .catalog import DatasetInfo, dataset_info, delete, list_datasets
+from .catalog import (
+    Collected,
+    collect_garbage,
+    commit_log,
+    dataset_info,
+    delete,
+    drop_commit,
+    find_datasets,
+    list_datasets,
+    verify_dataset,
+)
 from .config import DataConfig, JSONScalar
 from .errors import ConfigError, StorageLoaderError
 from .loader import DataLoader, Dataset, Stats
@@ -32,8 +46,23 @@ def _storage_options(command: F) -> F:
 
 
 def _dataset_arguments(command: F) -> F:
-    command = _where_option(command)
-    return click.argument("storage")(click.argument("name")(command))
+    """CONFIG, or STORAGE and NAME: which dataset `_chosen` gives."""
+    command = _storage_options(_where_option(command))
+    command = click.argument("name", required=False)(command)
+    return click.argument("storage", metavar="CONFIG|STORAGE")(command)
+
+
+_version_option = click.option(
+    "--version", metavar="VERSION", help="A hash or a commit's id that `log` lists, not the newest."
+)
+
+
+def _duration(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r}: write 90s, 30m, 24h or 7d")
+    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
+    return timedelta(**{unit: int(match[1])})
 
 
 def _where_option(command: F) -> F:
@@ -51,6 +80,7 @@ def _where_option(command: F) -> F:
 def cli() -> None:
     """Look at datasets on S3, MinIO or in a folder.
 
+    A dataset is given as STORAGE and NAME, or as CONFIG, a file that DataConfig.save wrote.
     STORAGE is s3://bucket/prefix, file:///folder or a folder's path. S3 keys are taken from
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
 
@@ -59,6 +89,9 @@ def cli() -> None:
     storage-loader info ./data digits --where split=train
     storage-loader head s3://bucket/prefix digits --endpoint http://127.0.0.1:9000
     storage-loader bench digits.json --batch-size 64 --shuffle true
+    storage-loader log digits.json
+    storage-loader verify digits.json
+    storage-loader gc digits.json --dry-run
     """
 
 
@@ -68,7 +101,7 @@ def cli() -> None:
 @_storage_options
 def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> None:
     """List the datasets of STORAGE (default: where datasets go by default)."""
-    infos = [i for i in list_datasets(storage, **settings) if _agrees(i, where)]
+    infos = [i for i in list_datasets(storage, **settings) if _agrees(i.config, where)]
     rows = [
         (
             info.config.dataset_name,
@@ -89,11 +122,11 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
 
 @cli.command("info")
 @_dataset_arguments
-@_storage_options
-def info_command(storage: str, name: str, where: Sequence[str], **settings: Any) -> None:
-    """Describe the dataset NAME of STORAGE."""
-    info = _one(storage, name, where, settings)
-    click.echo(f"{name} in {info.config.storage}")
+@_version_option
+def info_command(version: str | None, **which: Any) -> None:
+    """Describe a dataset."""
+    info = dataset_info(_chosen(**which), version)
+    click.echo(f"{info.config.dataset_name} in {info.config.storage}")
     for key, value in info.config.additional.items():
         click.echo(f"  {key} = {_shown(value)}")
     click.echo(
@@ -109,11 +142,11 @@ def info_command(storage: str, name: str, where: Sequence[str], **settings: Any)
 
 @cli.command("head")
 @_dataset_arguments
+@_version_option
 @click.option("--rows", "-n", default=5, show_default=True, type=click.IntRange(1, 1000))
-@_storage_options
-def head_command(storage: str, name: str, where: Sequence[str], rows: int, **settings: Any) -> None:
-    """Show the first rows of the dataset NAME of STORAGE."""
-    dataset = Dataset(_one(storage, name, where, settings).config)
+def head_command(version: str | None, rows: int, **which: Any) -> None:
+    """Show the first rows of a dataset."""
+    dataset = Dataset(_chosen(**which), version=version)
     batch = dataset[:rows]
     cells = [
         (str(row), *(_cell(array[row]) for array in batch.values()))
@@ -122,21 +155,149 @@ def head_command(storage: str, name: str, where: Sequence[str], rows: int, **set
     _table(("ROW", *batch), cells, right=(0,))
 
 
+@cli.command("log")
+@_dataset_arguments
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+def log_command(as_json: bool, **which: Any) -> None:
+    """List the commits of a dataset in the order of their rows.
+
+    Times are the storage's. VERSION is the dataset after that commit; --version and version=
+    take it, or the commit's id. "-" where commits of it are gone.
+    """
+    log = commit_log(_chosen(**which))
+    if as_json:
+        entries = [
+            {
+                "id": c.id,
+                "writer": c.writer,
+                "time": c.time.isoformat(),
+                "rows": c.num_rows,
+                "objects": c.num_objects,
+                "nbytes": c.nbytes,
+                "replaces": c.replaces,
+                "live": c.is_live,
+                "version": c.version and c.version.hash,
+            }
+            for c in log
+        ]
+        click.echo(json.dumps(entries, indent=2))
+        return
+    rows = [
+        (
+            c.id,
+            c.writer,
+            f"{c.time:%Y-%m-%d %H:%M:%S}Z",
+            f"{c.num_rows:,}",
+            size_text(c.nbytes),
+            "live" if c.is_live else "-",
+            c.replaces[0] if len(c.replaces) == 1 else f"{len(c.replaces) or '-'}",
+            str(c.version or "-"),
+        )
+        for c in log
+    ]
+    head = ("COMMIT", "WRITER", "TIME", "ROWS", "SIZE", "STATE", "REPLACES", "VERSION")
+    _table(head, rows, right=(3, 4))
+
+
 @cli.command("rm")
 @_dataset_arguments
+@click.option("--commit", metavar="ID", help="Only the rows of this commit.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@_storage_options
-def rm_command(storage: str, name: str, where: Sequence[str], yes: bool, **settings: Any) -> None:
-    """Remove the dataset NAME of STORAGE, with all its versions."""
-    info = _one(storage, name, where, settings)
+def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
+    """Remove a dataset with all its versions, or the rows of one commit.
+
+    With --commit earlier versions can still be read until gc removes what they need, and what
+    the commit itself replaced stays replaced.
+    """
+    config = _chosen(**which)
+    name = f"{config.dataset_name} {dict(config.additional)}"
+    if commit is not None:
+        rows = next((f"{c.num_rows:,} rows" for c in commit_log(config) if c.id == commit), "")
+        if rows and not yes:
+            click.confirm(
+                f"drop commit {commit}, {rows}, from {name} in {config.storage}? What it replaced "
+                "stays replaced; earlier versions can be read until gc removes them.",
+                abort=True,
+            )
+        dropping = drop_commit(config, commit)
+        click.echo(f"dropped {rows} of {config.dataset_name} by commit {dropping}")
+        return
+    info = dataset_info(config)
     if not yes:
         click.confirm(
-            f"remove {name} {dict(info.config.additional)}, {info.num_rows:,} rows "
-            f"({size_text(info.nbytes)}), from {info.config.storage}?",
+            f"remove {name}, {info.num_rows:,} rows ({size_text(info.nbytes)}), from "
+            f"{config.storage}?",
             abort=True,
         )
     delete(info.config)
-    click.echo(f"removed {info.num_rows:,} rows of {name} from {info.config.storage}")
+    click.echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
+
+
+@cli.command("gc")
+@_dataset_arguments
+@click.option(
+    "--grace",
+    type=_duration,
+    metavar="TIME",
+    default="24h",
+    show_default=True,
+    help="How long a saver may be silent before what it did not commit is garbage.",
+)
+@click.option(
+    "--keep",
+    type=_duration,
+    metavar="TIME",
+    default="7d",
+    show_default=True,
+    help="How long commits that were replaced can still be read.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def gc_command(grace: timedelta, keep: timedelta, dry_run: bool, **which: Any) -> None:
+    """Remove what no reader of a dataset can need any more.
+
+    That is what killed savers left, and replaced commits with their objects. Savers and readers
+    may be at work meanwhile.
+    """
+    with _bar("") as progress:
+        collected = collect_garbage(
+            _chosen(**which), grace=grace, keep=keep, dry_run=dry_run, progress=progress
+        )
+    if dry_run:
+        rows = [(one.kind, size_text(one.nbytes), one.key) for one in collected.garbage]
+        if rows:
+            _table(("KIND", "SIZE", "KEY"), rows, right=(1,))
+    _show_collected(collected, "would remove" if dry_run else "removed")
+
+
+@cli.command("verify")
+@_dataset_arguments
+@_version_option
+@click.option(
+    "--repair", is_flag=True, help="Then remove what is garbage, as gc does, and nothing else."
+)
+def verify_command(version: str | None, repair: bool, **which: Any) -> None:
+    """Read everything of a dataset and check it against its checksums.
+
+    Each problem is a line that names commit, object, attribute and rows; the exit code is then 1.
+    """
+    config = _chosen(**which)
+    with _bar("B") as progress:
+        verified = verify_dataset(
+            config,
+            version=version,
+            found=lambda problem: tqdm.write(str(problem)),
+            progress=progress,
+        )
+    problems = len(verified.problems)
+    click.echo(
+        f"{verified.num_rows:,} rows in {verified.num_objects} objects, "
+        f"{size_text(verified.nbytes)}, version {verified.version}: {problems or 'no'} "
+        f"problem{'' if problems == 1 else 's'}"
+    )
+    if repair:
+        _show_collected(collect_garbage(config), "removed")
+    if problems:
+        sys.exit(1)
 
 
 @cli.command("bench")
@@ -155,6 +316,7 @@ def rm_command(storage: str, name: str, where: Sequence[str], yes: bool, **setti
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), help="End each epoch after so long."
 )
+@_version_option
 @click.option("--num-workers", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--cache-dir", type=click.Path(file_okay=False), help="Default: the user's.")
 @click.option("--cache-size", type=click.IntRange(0), metavar="BYTES", help="0 keeps nothing.")
@@ -198,11 +360,35 @@ def main() -> None:
         sys.exit(1)
 
 
-def _config(path: str) -> DataConfig:
+def _config(path: str, hint: str = "") -> DataConfig:
     try:
         return DataConfig.load(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+        raise ConfigError(f"{path}: {error.strerror or error}{hint}") from error
+
+
+@contextmanager
+def _bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for a terminal, and what to tell it: how much is done, of how much."""
+    with tqdm(unit=unit, unit_scale=True, leave=False, disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+def _show_collected(collected: Collected, verb: str) -> None:
+    for key in collected.foreign:
+        click.echo(f"left alone, not of this format: {key}", err=True)
+    counts = Counter(_WORDS.get(one.kind, one.kind) for one in collected.garbage)
+    kinds = ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
+    size = size_text(sum(one.nbytes for one in collected.garbage))
+    click.echo(f"{verb} {kinds}; {size}" if counts else f"{verb} nothing")
+
+
+_WORDS = {"unfinished": "unfinished file"}
 
 
 def _show(epochs: Sequence[Stats]) -> None:
@@ -230,28 +416,32 @@ def _show(epochs: Sequence[Stats]) -> None:
     _table(head, rows, right=range(len(head)))
 
 
-def _one(storage: str, name: str, where: Sequence[str], settings: dict[str, Any]) -> DatasetInfo:
+def _chosen(storage: str, name: str | None, where: Sequence[str], **settings: Any) -> DataConfig:
     """The dataset meant; an error names the choices where it is not exactly one."""
-    named = list_datasets(storage, name=name, **settings)
-    found = [i for i in named if _agrees(i, where)]
+    if name is None:
+        if where or any(value is not None for value in settings.values()):
+            raise ConfigError("options that say where a dataset is go with STORAGE and NAME")
+        return _config(storage, "; give a config's file, or STORAGE and NAME")
+    named = find_datasets(storage, name=name, **settings)
+    found = [c for c in named if _agrees(c, where)]
     if len(found) == 1:
         return found[0]
     if not named:
-        return dataset_info(DataConfig(name, storage=storage, **settings))
+        return DataConfig(name, storage=storage, **settings)  # whoever opens it gets the error
     choices = "".join(
-        "\n  " + " ".join(f"--where {k}={_shown(v)}" for k, v in i.config.additional.items())
-        for i in found or named
+        "\n  " + " ".join(f"--where {k}={_shown(v)}" for k, v in c.additional.items())
+        for c in found or named
     )
     problem = "none of them matches" if not found else "say which one"
     raise ConfigError(f"{name!r} exists {len(named)} times, {problem}:{choices}")
 
 
-def _agrees(info: DatasetInfo, where: Sequence[str]) -> bool:
+def _agrees(config: DataConfig, where: Sequence[str]) -> bool:
     for condition in where:
         key, separator, text = condition.partition("=")
         if not separator or not key:
             raise ConfigError(f"--where {condition!r}: write KEY=VALUE")
-        if key not in info.config.additional or not _equals(info.config.additional[key], text):
+        if key not in config.additional or not _equals(config.additional[key], text):
             return False
     return True
 

@@ -17,14 +17,18 @@ from urllib.parse import urlsplit
 import numpy as np
 import platformdirs
 
+from .credentials import Provider
 from .errors import ConfigError
-from .keywords import checked_keywords, reject_unknown
+from .keywords import checked_keywords, reject_unknown, shown
+from .layout import MAX_OBJECT_NBYTES
 from .schema import Attribute, Schema
 
 DEFAULT_BUCKET = "storage-loader"
 DEFAULT_OBJECT_SIZE = 64 * 2**20
 MIN_OBJECT_SIZE = 64 * 2**10
-MAX_OBJECT_SIZE = 5 * 2**30  # S3 takes no larger single PUT
+MAX_OBJECT_SIZE = MAX_OBJECT_NBYTES
+DEFAULT_TIMEOUT = 20.0  # seconds
+DEFAULT_DEADLINE = 120.0  # seconds: a server that restarts takes half a minute
 STORAGE_VARIABLE = "STORAGE_LOADER_STORAGE"
 
 JSONScalar = str | int | float | bool | None
@@ -145,7 +149,7 @@ def _additional(value: Mapping[str, Any] | None) -> Mapping[str, JSONScalar]:
             isinstance(scalar, float) and not math.isfinite(scalar)
         ):
             raise ConfigError(
-                f"additional[{key!r}] = {scalar!r}: a JSON scalar is needed "
+                f"additional[{shown(key)}] = {shown(scalar)}: a JSON scalar is needed "
                 "(str, int, finite float, bool or None)"
             )
         result[key] = scalar
@@ -172,8 +176,11 @@ class DataConfig:
     `file:///folder`, a folder's path or `memory://name`; without it `$STORAGE_LOADER_STORAGE`,
     else the bucket `storage-loader` where an `endpoint` is given, else a folder in the user's
     data directory. `endpoint`, keys, `secure` and `region` are for S3 only; without keys the
-    usual `AWS_*` variables hold. `max_object_size`: bytes (64 KiB to 5 GiB, default 64 MiB);
-    no object is larger.
+    usual `AWS_*` variables hold. `credentials`: a function that returns `Credentials`, called
+    again before they expire and where the server refuses them. `max_object_size`: bytes (64 KiB
+    to 5 GiB, default 64 MiB); no object is larger. `timeout` and `deadline`, for S3 only: seconds
+    that one request may stay without progress (default 20), and seconds that what can pass is
+    tried again (default 120; 0: once).
 
     Raises `ConfigError`, `SchemaError` or `UnknownNameError`.
     """
@@ -185,10 +192,13 @@ class DataConfig:
     endpoint: str | None = None
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
+    credentials: Provider | None = field(default=None, repr=False)
     secure: bool | None = None
     region: str | None = None
     compressor: None = None
     max_object_size: int = DEFAULT_OBJECT_SIZE
+    timeout: float = DEFAULT_TIMEOUT
+    deadline: float = DEFAULT_DEADLINE
 
     @checked_keywords
     def __init__(
@@ -200,14 +210,17 @@ class DataConfig:
         endpoint: str | None = None,
         access_key: str | None = None,
         secret_key: str | None = None,
+        credentials: Provider | None = None,
         secure: bool | None = None,
         region: str | None = None,
         compressor: Mapping[str, Any] | None = None,
         max_object_size: int = DEFAULT_OBJECT_SIZE,
+        timeout: float = DEFAULT_TIMEOUT,
+        deadline: float = DEFAULT_DEADLINE,
     ) -> None:
         if not isinstance(dataset_name, str) or not _DATASET_NAME.fullmatch(dataset_name):
             raise ConfigError(
-                f"dataset_name {dataset_name!r}: 1 to 128 letters, digits, '.', '_' and '-', "
+                f"dataset_name {shown(dataset_name)}: 1 to 128 letters, digits, '.', '_' and '-', "
                 "beginning with a letter or digit"
             )
         if compressor is not None:
@@ -222,6 +235,7 @@ class DataConfig:
             secret_key=secret_key,
             region=region,
         )
+        _check_provider(url, credentials, access_key)
         values: dict[str, Any] = {
             "dataset_name": dataset_name,
             "attributes": None if attributes is None else Schema.of(attributes).attributes,
@@ -230,10 +244,13 @@ class DataConfig:
             "endpoint": endpoint,
             "access_key": access_key,
             "secret_key": secret_key,
+            "credentials": credentials,
             "secure": secure,
             "region": region,
             "compressor": None,
             "max_object_size": int(max_object_size),
+            "timeout": _seconds("timeout", timeout, least=_LEAST_TIMEOUT),
+            "deadline": _seconds("deadline", deadline, least=0),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -255,7 +272,7 @@ class DataConfig:
 
     def to_json(self) -> str:
         """Everything but the secrets, as JSON text that `from_json` takes."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SECRET}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _UNWRITTEN}
         values["additional"] = dict(self.additional)
         values["attributes"] = None if self.schema is None else self.schema.to_json()
         return json.dumps(values, indent=2, ensure_ascii=False)
@@ -269,16 +286,16 @@ class DataConfig:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"config: not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"config: a JSON object is needed, not {type(values).__name__}")
-        if any(name in values for name in _SECRET):
+        if any(name in values for name in _UNWRITTEN):
             raise ConfigError(
                 "config: keys do not belong in a text; leave them out and set AWS_ACCESS_KEY_ID "
                 "and AWS_SECRET_ACCESS_KEY, or use dataclasses.replace(config, access_key=...)"
             )
-        names = [f.name for f in fields(cls) if f.name not in _SECRET]
+        names = [f.name for f in fields(cls) if f.name not in _UNWRITTEN]
         reject_unknown(values, names, what="config key")
         if "dataset_name" not in values:
             raise ConfigError("config: 'dataset_name' is missing")
@@ -315,6 +332,20 @@ class DataConfig:
 
 
 _SECRET = ("access_key", "secret_key")
+_UNWRITTEN = (*_SECRET, "credentials")  # in no text
+
+
+def _check_provider(url: str, provider: object, access_key: str | None) -> None:
+    if provider is None:
+        return
+    if not callable(provider):
+        raise ConfigError(
+            f"credentials: a function that returns Credentials, not {type(provider).__name__}"
+        )
+    if not url.startswith("s3://"):
+        raise ConfigError(f"credentials is for s3:// storage, not for {url!r}")
+    if access_key is not None:
+        raise ConfigError("credentials and access_key: give one of them")
 
 
 def _check_s3_settings(url: str, secure: object, **texts: str | None) -> None:
@@ -348,6 +379,25 @@ def _check_object_size(value: object) -> None:
             f"max_object_size {value!r}: bytes, a whole number from {MIN_OBJECT_SIZE} (64 KiB) "
             f"to {MAX_OBJECT_SIZE} (5 GiB)"
         )
+
+
+_LEAST_TIMEOUT = 0.01
+_MOST_SECONDS = 7 * 24 * 3600
+
+
+def _seconds(name: str, value: object, *, least: float) -> float:
+    if (
+        not isinstance(value, (int, float, np.integer, np.floating))
+        or isinstance(value, bool)
+        or not least <= value <= _MOST_SECONDS
+    ):
+        raise ConfigError(f"{name} {value!r}: seconds, from {least} to {_MOST_SECONDS} (a week)")
+    return float(value)
+
+
+def is_dataset_name(name: str) -> bool:
+    """Whether a dataset may have this name; other folders are somebody else's."""
+    return _DATASET_NAME.fullmatch(name) is not None
 
 
 def dataset_prefix(name: str, additional: Mapping[str, JSONScalar]) -> str:

@@ -57,6 +57,9 @@ class TransformError(LoaderError):
 class StoreError(StorageLoaderError, OSError):
     """A storage operation failed; the message names place, key, cause and remedy."""
 
+    is_transient = False
+    """Whether the same request may succeed a moment later."""
+
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
     """There is no object under this key."""
@@ -64,6 +67,10 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A create-only put found an object under its key."""
+
+
+class ObjectShortError(StoreError, FormatError):
+    """An object ends before the bytes that its commit says it has."""
 
 
 class BucketNotFoundError(StoreError, FileNotFoundError):
@@ -75,8 +82,18 @@ class PermissionDeniedError(StoreError, PermissionError):
 
 
 class StoreConnectionError(StoreError, ConnectionError):
-    """The endpoint does not answer."""
+    """The endpoint does not answer, or the connection to it broke off."""
+
+    is_transient = True
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """The endpoint took too long."""
+
+    is_transient = True
+
+
+class StoreUnavailableError(StoreError):
+    """The server answered that it cannot serve this now: HTTP 5xx, 429, SlowDown."""
+
+    is_transient = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
@@ -12,6 +13,17 @@ from .errors import ConfigError, UnknownNameError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 200
+_short.maxlevel = 3
+_NEAR = 0.7  # of 0 to 1: "overwrite" is at 0.67 of "writer", and means something else
+_LONGEST_NAME = 200  # characters; finding what is near takes the square of them
+
+
+def shown(value: object) -> str:
+    """The `repr` of a value that may come from storage: it may be huge, or nested deeply."""
+    return _short.repr(value)
 
 
 def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> None:
@@ -22,7 +34,7 @@ def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> 
     valid = list(valid)
     for name in given:
         if name not in valid:
-            raise UnknownNameError(f"unknown {what} {name!r}{nearest(name, valid)}")
+            raise UnknownNameError(f"unknown {what} {shown(name)}{nearest(name, valid)}")
 
 
 def flag(name: str, value: object) -> bool:
@@ -36,7 +48,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message: the nearest valid name, else all of them."""
     valid = sorted(valid)
     lower = {known.lower(): known for known in valid}
-    close = difflib.get_close_matches(str(name).lower(), lower, n=1)
+    close = difflib.get_close_matches(str(name)[:_LONGEST_NAME].lower(), lower, n=1, cutoff=_NEAR)
     if close:
         return f"; did you mean {lower[close[0]]!r}?"
     return f"; valid: {', '.join(map(repr, valid))}" if valid else ""

@@ -7,6 +7,7 @@ of all blocks are one more contiguous array, attribute after attribute in schema
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ from .schema import Schema
 BLOCK_NBYTES = 64 * 1024
 CHECKSUM_NBYTES = 8
 ALIGNMENT = 64
+MAX_OBJECT_NBYTES = 5 * 2**30  # S3 takes no larger single PUT
+MAX_ROWS = 2**31 - 1  # of an object; only reached by rows without bytes
+MAX_BLOCKS = 2**18  # of an object: more than the largest one has, of 32 KiB at least
 SMALL_COLUMN_SHARE = 64  # a column of at most 1/64 of its object is read whole with the checksums
 
 
@@ -56,7 +60,7 @@ class Column:
     @property
     def block_nbytes(self) -> int:
         """Bytes of every block but the last, which may be shorter."""
-        return self.block_rows * self.row_nbytes
+        return min(self.block_rows, self.rows) * self.row_nbytes
 
     def block_range(self, block: int) -> Range:
         """Bytes of one block in the object."""
@@ -73,7 +77,8 @@ def _column_blocks(column: Column) -> npt.NDArray[np.int64]:
 class ObjectLayout:
     """Where everything lies in an object of `rows` rows and `nbytes` bytes.
 
-    Raises `FormatError` where a part would lie outside the object or on another part.
+    Raises `FormatError` where a part would lie outside the object or on another part, and for an
+    object or a number of blocks larger than any: a reader takes memory for each block.
     """
 
     rows: int
@@ -82,6 +87,12 @@ class ObjectLayout:
     checksums_offset: int
 
     def __post_init__(self) -> None:
+        figures = (self.nbytes, self.rows, self.num_checksums)
+        if any(map(operator.gt, figures, (MAX_OBJECT_NBYTES, MAX_ROWS, MAX_BLOCKS))):
+            raise FormatError(
+                "object layout: {} bytes, {} rows, {} blocks; ".format(*figures)
+                + f"an object has at most {MAX_OBJECT_NBYTES}, {MAX_ROWS} and {MAX_BLOCKS}"
+            )
         parts = [("checksums", *self.checksums_range)] if self.num_checksums else []
         parts += [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
         parts.sort(key=lambda part: part[1:])
@@ -170,17 +181,19 @@ def misfits(
     from 0, whatever else they may be; products that would overflow are never relied on.
     """
     columns = [i for i, a in enumerate(schema) if a.row_nbytes]  # the others have no part
+    too_large = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
     if not columns:
-        return np.zeros(len(rows), bool)
+        return too_large
     num_checksums = (-(-rows[:, None] // blocks[:, columns])).sum(axis=1)
     units = np.array([*(a.row_nbytes for a in schema if a.row_nbytes), CHECKSUM_NBYTES])
     counts = np.column_stack([*([rows] * len(columns)), num_checksums])
     starts = np.column_stack([offsets[:, columns], checksums_offsets])
     # No product here: where a part lies inside, its end is at most nbytes, and where all columns
     # do and none overlaps another, there are fewer checksums than bytes.
+    too_large |= num_checksums > MAX_BLOCKS
     outside = counts > (nbytes[:, None] - starts) // units
     order = np.argsort(starts, axis=1)
     ends = np.take_along_axis(starts + counts * units, order, axis=1)
     overlapping = np.take_along_axis(starts, order, axis=1)[:, 1:] < ends[:, :-1]
     misplaced = outside | (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
-    return np.asarray(misplaced.any(axis=1) | overlapping.any(axis=1))
+    return np.asarray(too_large | misplaced.any(axis=1) | overlapping.any(axis=1))

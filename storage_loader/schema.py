@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import SchemaError
-from .keywords import nearest, reject_unknown
+from .keywords import nearest, reject_unknown, shown
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{
@@ -88,7 +88,7 @@ class Attribute:
     def __init__(self, name: str, dtype: npt.DTypeLike | object, shape: int | Iterable[int] = ()):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
-                f"attribute name {name!r}: 1 to 128 letters, digits and '_', '.', '-', ' ', "
+                f"attribute name {shown(name)}: 1 to 128 letters, digits and '_', '.', '-', ' ', "
                 "beginning with a letter, a digit or '_' and not ending with ' '"
             )
         object.__setattr__(self, "name", name)
@@ -96,7 +96,9 @@ class Attribute:
         object.__setattr__(self, "shape", _row_shape(shape, name))
         nbytes = math.prod(max(1, axis) for axis in self.shape) * self.numpy_dtype.itemsize
         if nbytes > _MAX_ROW_NBYTES:  # beside an axis of 0 too: numpy makes no such array
-            raise SchemaError(f"attribute {name!r}: rows of shape {self.shape} are too large")
+            raise SchemaError(
+                f"attribute {name!r}: rows of shape {shown(self.shape)} are too large"
+            )
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -133,11 +135,13 @@ def _row_shape(shape: object, name: str) -> tuple[int, ...]:
     whole = [isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes]
     if any(a is None or (is_whole and a == -1) for a, is_whole in zip(axes, whole, strict=True)):
         raise SchemaError(
-            f"attribute {name!r}: shape {axes!r}: variable-length rows are not there yet; "
+            f"attribute {name!r}: shape {shown(axes)}: variable-length rows are not there yet; "
             "every axis needs a fixed length"
         )
     if not all(is_whole and a >= 0 for a, is_whole in zip(axes, whole, strict=True)):
-        raise SchemaError(f"attribute {name!r}: shape {axes!r}: axes are whole numbers from 0 up")
+        raise SchemaError(
+            f"attribute {name!r}: shape {shown(axes)}: axes are whole numbers from 0 up"
+        )
     if len(axes) > 31:
         raise SchemaError(f"attribute {name!r}: {len(axes)} axes, the most is 31")
     return tuple(int(a) for a in axes)
@@ -179,14 +183,21 @@ class Schema:
         attributes = []
         for item in value:
             if not isinstance(item, dict):
-                raise SchemaError(f"an attribute is an object, not {item!r}")
+                raise SchemaError(f"an attribute is an object, not {shown(item)}")
             reject_unknown(item, ("name", "dtype", "shape"), what="attribute key")
             missing = {"name", "dtype"} - set(item)
             if missing:
-                raise SchemaError(f"an attribute lacks {sorted(missing)}: {item!r}")
+                raise SchemaError(f"an attribute lacks {sorted(missing)}: {shown(item)}")
             shape = item.get("shape", [])
             if not isinstance(shape, list):
-                raise SchemaError(f"an attribute's shape is a list, not {shape!r}")
+                raise SchemaError(f"an attribute's shape is a list, not {shown(shape)}")
+            dtype = item["dtype"]
+            if not isinstance(dtype, str) or dtype not in DTYPES:  # numpy knows too many more
+                text = dtype if isinstance(dtype, str) else ""
+                raise SchemaError(
+                    f"attribute {shown(item['name'])}: unknown dtype {shown(dtype)}"
+                    f"{nearest(text, DTYPES)}"
+                )
             attributes.append(Attribute(item["name"], item["dtype"], shape))
         return cls(tuple(attributes))
 

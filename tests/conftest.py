@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ import hypothesis
 import pytest
 from minio import Minio
 from minio.deleteobjects import DeleteObject
+
+collect_ignore_glob = [] if find_spec("torch") else ["test_torch*.py"]
 
 SETTINGS = [
     f"STORAGE_LOADER_TEST_S3_{name}" for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
@@ -57,6 +60,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home" / "keras"))
 
 
 @dataclass(frozen=True)

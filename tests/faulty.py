@@ -31,7 +31,9 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """`put object`, `get commit`, `put dataset`, `list metadata`, or the verb alone."""
+        """`put object`, `put claim`, `get commit`, `list metadata` and so on, or the verb alone."""
+        if self.key.endswith((".claim", ".lease")):
+            return f"{self.verb} {self.key[-5:]}"
         if "/objects/" in self.key:
             return f"{self.verb} object"
         if "/metadata/" in self.key:
@@ -109,6 +111,15 @@ class WatchedStore(Store):
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._watched(Call("delete", key), lambda key=key: self.inner.delete([key]))
+
+    def list_unfinished(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        call = Call("list_unfinished", prefix)
+        return self._watched(call, lambda: iter([*self.inner.list_unfinished(prefix)]))
+
+    def delete_unfinished(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            call = Call("delete_unfinished", key)
+            self._watched(call, lambda key=key: self.inner.delete_unfinished([key]))
 
     def prepare(self) -> None:
         self._watched(Call("prepare", ""), self.inner.prepare)

@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import S3Server
 
-from storage_loader.store import FolderStore, S3Store, Store
+from storage_loader.store import FolderStore, RetriedStore, S3Store, Store
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
 from storage_loader.store.s3_place import S3Place
@@ -16,7 +16,7 @@ from storage_loader.store.s3_place import S3Place
 CLIENTS: dict[str, Callable[[S3Place], Store]] = {
     "obstore": ObstoreS3,
     "minio": MinioS3,
-    "s3": S3Store,
+    "s3": lambda place: RetriedStore(S3Store(place), deadline=10),
 }
 
 

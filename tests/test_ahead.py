@@ -16,7 +16,6 @@ import pytest
 from faulty import Call, Injected, watch
 from rows import ROW, assert_rows, config, in_batches, make, numbers_of
 
-import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.errors import TransformError
 from storage_loader.loader.ahead import Ahead, when_it_pays
@@ -206,13 +205,6 @@ def test_the_state_counts_what_was_received(saved: DataConfig) -> None:
     resumed.load_state_dict(loader.state_dict())
     iterator.close()  # type: ignore[attr-defined]
     assert numbers_of(next(iter(resumed))) == list(range(30, 55))
-
-
-def test_tensors_are_made_before_the_transform(saved: DataConfig) -> None:
-    loader = storage_loader.torch.DataLoader(
-        saved, batch_size=50, transform=lambda b: b[ROW].double().mean().item(), num_workers=0
-    )
-    assert list(loader) == [24.5, 74.5, 124.5, 174.5]
 
 
 def test_an_error_names_the_rows_and_keeps_the_users_own(saved: DataConfig) -> None:

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -63,19 +62,16 @@ def check_both(batch: object) -> None:
         {"image": IMAGES.tolist(), "target": TARGETS.tolist()},
         {"image": tuple(IMAGES), "target": tuple(TARGETS)},
         {"image": list(IMAGES), "target": range(4)},
-        {"image": torch.from_numpy(IMAGES), "target": torch.arange(4)},
-        {"image": list(torch.from_numpy(IMAGES)), "target": list(torch.arange(4))},
         {"image": IMAGES.astype(np.int32), "target": TARGETS.astype(np.uint8)},
         {"image": IMAGES, "target": pd.Series(TARGETS, index=[9, 8, 7, 6])},
         {"image": memoryview(IMAGES), "target": np.ma.masked_array(TARGETS)},
         pd.DataFrame({"image": list(IMAGES), "target": TARGETS}),
         pd.DataFrame({"target": TARGETS, "image": IMAGES.tolist()}, index=[3, 3, 3, 3]),
-        pd.DataFrame({"image": list(torch.from_numpy(IMAGES)), "target": TARGETS}),
         pd.DataFrame({"image": list(IMAGES), "target": pd.array([0, 1, 2, 3], dtype="Int64")}),
         pd.DataFrame({"image": list(IMAGES), "target": pd.Series([0, 1, 2, 3], dtype=object)}),
         pd.DataFrame({"image": list(IMAGES), "target": pd.Categorical([0, 1, 2, 3])}),
     ],
-    ids=range(17),
+    ids=range(14),
 )
 def test_kinds_of_batch(batch: object) -> None:
     check_both(batch)
@@ -88,7 +84,7 @@ def test_an_npz_file_is_a_batch(tmp_path) -> None:
 
 
 def test_arrays_of_the_stored_dtype_are_not_copied() -> None:
-    arrays, _ = as_arrays({"image": IMAGES, "target": torch.from_numpy(TARGETS)}, SCHEMA)
+    arrays, _ = as_arrays({"image": IMAGES, "target": TARGETS}, SCHEMA)
     assert np.shares_memory(arrays["image"], IMAGES)
     assert np.shares_memory(arrays["target"], TARGETS)
 
@@ -109,49 +105,6 @@ def test_any_array_comes_back_the_same(array: np.ndarray) -> None:
         array[::-1].copy()[::-1],
     ):
         assert taken(form, name, shape).tobytes() == raw
-
-
-# Tensors
-
-
-@pytest.mark.parametrize(
-    ("tensor", "dtype", "values"),
-    [
-        (torch.tensor([1.5, -2.0]).bfloat16(), "bfloat16", [1.5, -2.0]),
-        (torch.tensor([1.5, -2.0]).bfloat16(), "float32", [1.5, -2.0]),
-        (torch.tensor([1.5, -2.0, 3.0]).bfloat16()[::2], "bfloat16", [1.5, 3.0]),
-        (torch.tensor([1.5, -2.0], requires_grad=True), "float32", [1.5, -2.0]),
-        (torch.nn.Parameter(torch.tensor([1.5]).bfloat16()), "bfloat16", [1.5]),
-        ([torch.tensor(1.5, requires_grad=True), torch.tensor(2.0)], "float32", [1.5, 2.0]),
-        ([torch.tensor(1.5).bfloat16(), torch.tensor(2.0).bfloat16()], "bfloat16", [1.5, 2.0]),
-        (torch.tensor([1 + 2j]).conj(), "complex64", [1 - 2j]),
-        (torch.tensor([1 + 2j]).conj().imag, "float32", [-2.0]),
-        (torch.tensor([True, False]), "bool", [True, False]),
-        (torch.tensor([1.5, 2.0]).half(), "float16", [1.5, 2.0]),
-        (torch.tensor([2**64 - 1], dtype=torch.uint64), "uint64", [2**64 - 1]),
-        (torch.arange(6)[::2], "int64", [0, 2, 4]),
-    ],
-)
-def test_tensors(tensor: object, dtype: str, values: list[object]) -> None:
-    assert taken(tensor, dtype).tolist() == values
-
-
-def test_a_transposed_tensor() -> None:
-    tensor = torch.arange(6).reshape(2, 3).T
-    np.testing.assert_array_equal(taken(tensor, "int64", (2,)), [[0, 3], [1, 4], [2, 5]])
-
-
-@pytest.mark.parametrize(
-    ("tensor", "reason"),
-    [
-        (torch.eye(2).to_sparse(), "not an array: can't convert Sparse layout tensor to numpy"),
-        (torch.zeros(2, device="meta"), "not an array: "),
-        (torch.zeros(2).to(torch.float8_e4m3fn), "not an array: "),
-        ([torch.zeros(2), torch.zeros(3)], "not an array: all input arrays must have the same"),
-    ],
-)
-def test_tensors_that_numpy_does_not_know(tensor: object, reason: str) -> None:
-    assert refused(tensor, "float32", (2,)).startswith(reason)
 
 
 # Lists and objects
@@ -194,7 +147,6 @@ def test_no_rows(empty: object, shape: tuple[int, ...], dtype: str) -> None:
 def test_no_rows_in_other_forms() -> None:
     for batch in [
         {"image": np.zeros((0, 2, 3)), "target": np.zeros(0)},
-        {"image": torch.zeros((0, 2, 3)), "target": torch.zeros(0)},
         {"image": [], "target": []},
         pd.DataFrame({"image": [], "target": []}),
         pd.DataFrame({"image": list(IMAGES), "target": TARGETS})[:0],
@@ -240,7 +192,6 @@ def test_what_is_no_array_is_refused(value: object, shape: tuple[int, ...], reas
     ("value", "shape", "reason"),
     [
         (5, (), "shape () is one row; a batch has a leading axis, (rows,)"),
-        (torch.tensor(5), (), "shape () is one row; a batch has a leading axis, (rows,)"),
         (np.zeros(1), (1,), "shape (1,) is one row; a batch has a leading axis, (rows, 1)"),
         (np.zeros((2, 3)), (2, 3),
          "shape (2, 3) is one row; a batch has a leading axis, (rows, 2, 3)"),

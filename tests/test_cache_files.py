@@ -137,6 +137,30 @@ def test_every_block_is_fetched_once_in_two_epochs(
     assert sum(end - start for _, start, end in ranges(opened)) < 1.3 * whole
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_what_comes_in_some_seconds_is_fetched_early(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Over a fast link objects are fetched whole at once, over a slow one few of them are."""
+    the_config = fill({"storage": str(tmp_path / "store")}, 2000, max_object_size=2**20)
+    opened = watch(monkeypatch, local=False, before=lambda call: time.sleep(seconds))
+    monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 1)
+    loader = DataLoader(
+        the_config, batch_size=14, shuffle=True, cache_dir=cache_dir, block=14, window=140
+    )
+    snapshot = loader.open()
+    batches = iter(loader)
+    next(batches)
+    first = sum(end - start for _, start, end in ranges(opened))
+    assert first < snapshot.nbytes / 10, "the first batch waits for what it does not need"
+    for _ in range(9):
+        next(batches)
+    requests = [(start, end) for _, start, end in ranges(opened) if end - start > 10**5]
+    batches.close()
+    most = len(snapshot.objects) + 6  # the first batch needs blocks of some objects
+    assert (len(requests) > most) if seconds else (len(requests) <= most)
+
+
 def test_only_the_attributes_read_are_fetched(
     one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +355,7 @@ def test_bytes_between_two_wanted_ranges_do_not_replace_verified_ones(
             data[middle - start] ^= 4
 
     alter(monkeypatch, wrong)
+    monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 0)  # not whole at once
     # Its block comes first, then most others, and that row itself last.
     wanted = [*range(112, 118), *range(112), *range(119, 231), 118]
     seen = []

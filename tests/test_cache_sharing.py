@@ -166,7 +166,7 @@ def test_a_process_killed_during_a_download(tmp_path: Path, cache_dir: Path) -> 
         killed.begin()
         killed.wait_for("holding")
         [file] = cached_files(cache_dir)
-        assert file.stat().st_blocks * 512 > 2**19, "nothing is half-written: this tests nothing"
+        assert file.stat().st_blocks * 512 > 2**17, "nothing is half-written: this tests nothing"
         for other in others:
             other.begin()
         killed.kill()

@@ -104,8 +104,14 @@ def commit(*replaces: CommitId) -> Commit:
 
 
 def live_by_definition(commits: Mapping[CommitId, Commit]) -> list[CommitId]:
-    """Sentence by sentence: a commit is void where a later one that is not void replaces what it
-    replaces; live are those that are not void and that no commit that is not void replaces."""
+    """Sentence by sentence: of one writer's commits of one number the first counts; a commit is
+    void where a later one that is not void replaces what it replaces; live are those that are not
+    void and that no commit that is not void replaces."""
+    commits = {
+        i: commits[i]
+        for i in commits
+        if not any(j < i and (j.writer, j.number) == (i.writer, i.number) for j in commits)
+    }
 
     def void(i: CommitId) -> bool:
         own = set(commits[i].replaces)
@@ -117,7 +123,7 @@ def live_by_definition(commits: Mapping[CommitId, Commit]) -> list[CommitId]:
     return sorted(i for i in standing if not any(i in commits[j].replaces for j in standing))
 
 
-IDS = [CommitId(seq, writer, 0) for seq in (1, 2, 3) for writer in "ab"]
+IDS = [CommitId(seq, writer, seq // 2) for seq in (1, 2, 3) for writer in "ab"]
 
 
 @given(st.dictionaries(st.sampled_from(IDS), st.sets(st.sampled_from(IDS)), max_size=6))
@@ -148,6 +154,11 @@ A, B, C, D = CommitId(1, "w", 0), CommitId(2, "a", 0), CommitId(2, "b", 0), Comm
         ({A: commit(), B: commit(), C: commit(A, B), D: commit(A)}, [B, D]),
         # Two first refreshes replace nothing.
         ({A: commit(), B: commit()}, [A, B]),
+        # A commit that replaces itself is a barrier, for a refresh too.
+        ({A: commit(A), B: commit()}, [B]),
+        ({A: commit(A), B: commit(), D: commit(A, B)}, [D]),
+        # Of two with one writer and number the first counts, and the other replaces nothing.
+        ({A: commit(), B: commit(), CommitId(4, "w", 0): commit(B)}, [A, B]),
         # A commit that is gone may still be named.
         ({D: commit(A, B)}, [D]),
     ],
@@ -515,9 +526,17 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("objects", "key", 0, None), "None is no key of an object"),
     (put("objects", "rows", 0, 0), "rows of objects/w/a-0.h5 is 0, not a whole number from 1 up"),
     (put("objects", "rows", 0, -9), "rows of objects/w/a-0.h5 is -9, not a whole number"),
+    (put("objects", "rows", 0, float("nan")), "not JSON: NaN is no number of JSON"),
+    (put("info", {"x": float("inf")}), "not JSON: Infinity is no number of JSON"),
     (put("objects", "rows", 0, 9.0), "rows of objects/w/a-0.h5 is 9.0, not a whole number"),
     (put("objects", "rows", 0, 100_000), OUTSIDE),
-    (put("objects", "rows", 0, 2**63 - 1), OUTSIDE),
+    (put("objects", "rows", 0, 2**63 - 1), "blocks; an object has at most 5368709120,"),
+    (
+        put("objects", "nbytes", 0, 2**33),
+        "8589934592 bytes, 9 rows, 3 blocks; an object has at most",
+    ),
+    (put("objects", "key", 1, "objects/w/a-0.h5"), "objects/w/a-0.h5 stands twice"),
+    (put("objects", "key", 1, f"objects/w/{'a' * 201}.h5"), "is no key of an object"),
     (put("objects", "nbytes", 0, 0), "nbytes of objects/w/a-0.h5 is 0, not a whole number from 1"),
     (put("objects", "nbytes", 0, 64), OUTSIDE),
     (put("objects", "nbytes", 1, "1"), "nbytes of objects/w/a-1.h5 is '1', not a whole number"),
@@ -626,17 +645,21 @@ WRONG_DATASETS: list[tuple[Callable[[Any], None], str]] = [
     (put("rows", 5), "missing keys [], unknown keys ['rows']"),
     (put("name", 5), "dataset_name 5: 1 to 128 letters"),
     (put("name", "../x"), "dataset_name '../x': 1 to 128 letters"),
-    (put("name", "other"), "this describes another dataset, {'name': 'other', 'additional'"),
-    (put("additional", {}), "this describes another dataset, {'name': 'rows', 'additional': {}}"),
+    (
+        put("name", "other"),
+        "this describes another dataset, {'additional': {'split': 'train'}, 'name': 'oth",
+    ),
+    (put("additional", {}), "this describes another dataset, {'additional': {}, 'name': 'rows'}"),
     (put("additional", []), "additional: a dict of JSON scalars, not list"),
     (put("additional", "split", ["a"]), "additional['split'] = ['a']: a JSON scalar is needed"),
-    (put("additional", "split", float("nan")), "additional['split'] = nan: a JSON scalar"),
+    (put("additional", "split", float("nan")), "not JSON: NaN is no number of JSON"),
+    (put("additional", "split", 10**400), "this describes another dataset"),
     (put("additional", "split", "\ud800"), "additional: text that is not valid Unicode"),
     (put("attributes", {}), "attributes: a list, not dict"),
     (put("attributes", []), "a dataset needs at least one attribute"),
     (put("attributes", 0, "image"), "an attribute is an object, not 'image'"),
     (put("attributes", 0, "dtype", "float8"), "attribute 'image': unknown dtype 'float8'"),
-    (put("attributes", 0, "dtype", 8), "attribute 'image': unknown dtype '8'"),
+    (put("attributes", 0, "dtype", 8), "attribute 'image': unknown dtype 8; valid"),
     (put("attributes", 0, "shape", [-1]), "attribute 'image': shape (-1,)"),
     (put("attributes", 0, "shape", [2**20, 2**40]), "(1048576, 1099511627776) are too large"),
     (put("attributes", 0, "shape", 3), "an attribute's shape is a list, not 3"),
@@ -748,12 +771,12 @@ def test_versions_that_are_not_there(folder: dict[str, str]) -> None:
     with pytest.raises(VersionNotFoundError) as caught:
         Dataset(the_config, version=second.hash).open()
     assert str(caught.value) == (
-        f"no version '{second.hash}': of 1 commits no state has this hash; pass a Version or a "
-        "list of commit ids"
+        f"no version '{second.hash}': of 1 commits no state has this hash or is after "
+        "this commit; `storage-loader log` lists them"
     )
     with pytest.raises(VersionNotFoundError, match=r"never were: \['nonsense'\]"):
         Dataset(the_config, version=["nonsense"]).open()
-    with pytest.raises(ConfigError, match=r"^version 5: a Version, its hash or a list of commit"):
+    with pytest.raises(ConfigError, match=r"^version 5: a Version, its hash, a commit id"):
         Dataset(the_config, version=5).open()  # type: ignore[arg-type]
 
 

@@ -213,8 +213,9 @@ def test_wrong_words_are_explained() -> None:
     for words, message in [
         (["lss"], "No such command 'lss'"),
         (["ls", "x", "--were", "a=b"], "No such option"),
-        (["info"], "Missing argument 'STORAGE'"),
-        (["info", "x"], "Missing argument 'NAME'"),
+        (["info"], "Missing argument 'CONFIG|STORAGE'"),
+        (["gc", "x", "--keep", "7"], "'7': write 90s, 30m, 24h or 7d"),
+        (["gc", "x", "--grace", "-1h"], "'-1h': write 90s, 30m, 24h or 7d"),
         (["head", "x", "y", "-n", "many"], "'many' is not a valid integer range"),
     ]:
         result = run(*words)
@@ -224,11 +225,23 @@ def test_wrong_words_are_explained() -> None:
 
 def test_help_tells_a_new_user_what_there_is() -> None:
     text = run("--help").stdout
-    for word in ("ls", "info", "head", "rm", "bench", "s3://bucket/prefix", "AWS_ACCESS_KEY_ID"):
+    words = (
+        "ls",
+        "info",
+        "head",
+        "log",
+        "rm",
+        "gc",
+        "verify",
+        "bench",
+        "CONFIG",
+        "s3://bucket/prefix",
+    )
+    for word in (*words, "AWS_ACCESS_KEY_ID"):
         assert word in text
     assert "storage-loader info ./data digits --where split=train" in text
     assert run("-h").stdout == text
-    for command in ("ls", "info", "head", "rm"):
+    for command in ("ls", "info", "head", "log", "rm", "gc", "verify"):
         text = run(command, "--help").stdout
         assert "STORAGE" in text
         assert "--where" in text

@@ -32,8 +32,8 @@ def shared(request: pytest.FixtureRequest) -> dict[str, str]:
     return request.getfixturevalue("s3_storage" if request.param == "s3" else "folder")
 
 
-def kilobytes(storage: dict[str, str]) -> DataConfig:
-    return config(storage, attributes=ATTRIBUTES_1K, max_object_size=MIN_OBJECT_SIZE)
+def kilobytes(storage: dict[str, str], name: str = "rows") -> DataConfig:
+    return config(storage, name, attributes=ATTRIBUTES_1K, max_object_size=MIN_OBJECT_SIZE)
 
 
 def save_thousand(the_config: DataConfig, saver_number: int, together: Barrier) -> None:

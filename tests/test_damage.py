@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faulty import watch
 from rows import ATTRIBUTES, ROW, config, make, numbers_in, numbers_of
 
-import storage_loader.torch
 from storage_loader import Attribute, DataConfig, DataLoader, Dataset, save
 from storage_loader.catalog import Catalog
 from storage_loader.config import MIN_OBJECT_SIZE
@@ -19,7 +20,6 @@ from storage_loader.errors import (
     FormatError,
     ObjectNotFoundError,
     StorageLoaderError,
-    StoreError,
 )
 
 PIXELS = Attribute("pixels", "uint8", (3000,))  # blocks of 21 rows
@@ -33,8 +33,11 @@ READERS: dict[str, Callable[[DataConfig], list[Any]]] = {
     "DataLoader": lambda c: list(DataLoader(c, batch_size=10)),
     "DataLoader index": lambda c: list(DataLoader(c, batch_size=10, index=True)),
     "DataLoader shuffle": lambda c: list(DataLoader(c, batch_size=None, shuffle="global")),
-    "torch DataLoader": lambda c: list(storage_loader.torch.DataLoader(c, batch_size=10)),
 }
+if find_spec("torch") is not None:
+    import storage_loader.torch
+
+    READERS["torch DataLoader"] = lambda c: list(storage_loader.torch.DataLoader(c, batch_size=10))
 
 
 def saved(storage: dict[str, str]) -> DataConfig:
@@ -67,6 +70,16 @@ def change(the_config: DataConfig, damage: Callable[[bytes], bytes]) -> str:
     return key
 
 
+def needing(the_config: DataConfig) -> str:
+    """What an error says that cannot be read without the damaged object."""
+    snapshot = Dataset(the_config).open()
+    first, stop = snapshot.starts[DAMAGED : DAMAGED + 2]
+    return (
+        f"attributes {', '.join(repr(a.name) for a in ALL)}, rows {first} to {stop} "
+        f"of dataset {the_config.dataset_prefix}, commit {snapshot.version.commits[0]}"
+    )
+
+
 def flip(offset: int) -> Callable[[bytes], bytes]:
     def damage(body: bytes) -> bytes:
         return body[:offset] + bytes([body[offset] ^ 0x10]) + body[offset + 1 :]
@@ -86,9 +99,13 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     with pytest.raises(ChecksumError) as caught:
         read(place)
     url = Catalog(place).store.url
+    snapshot = Dataset(place).open()
+    start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
         f"{url}/{key}: attribute '{name}', rows {first} to {column.rows} of this object differ "
-        "from their checksum; the object was altered or damaged after it was saved"
+        "from their checksum; the object was altered or damaged after it was saved; they are rows "
+        f"{start + first} to {start + column.rows} of dataset {place.dataset_prefix}, "
+        f"commit {snapshot.version.commits[0]}"
     )
     # Put right again, it is read: nothing wrong was kept.
     change(place, flip(column.offset + row * column.row_nbytes))
@@ -105,7 +122,8 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
         read(place)
     assert str(caught.value) == (
         f"{Catalog(place).store.url}/{key}: the checksum table differs from its own checksum in "
-        "the commit; the object was altered or damaged after it was saved"
+        "the commit; the object was altered or damaged after it was saved, and nothing can be "
+        f"verified of {needing(place)}"
     )
     change(place, flip(start + 3))
     assert numbers_in(DataLoader(place, batch_size=10), ALL) == list(range(COUNT))
@@ -116,9 +134,10 @@ def test_an_object_cut_short_is_an_error_that_names_it(
     place: DataConfig, read: Callable[[DataConfig], list[Any]], kept: float
 ) -> None:
     key = change(place, lambda body: body[: int(kept * len(body)) if kept == 0.5 else int(kept)])
-    with pytest.raises((FormatError, StoreError)) as caught:
+    with pytest.raises(FormatError) as caught:
         read(place)
     assert key in str(caught.value)
+    assert needing(place) in str(caught.value)
 
 
 def test_a_lost_object_is_an_error_that_names_it(
@@ -127,8 +146,9 @@ def test_a_lost_object_is_an_error_that_names_it(
     catalog = Catalog(place)
     key = catalog.snapshot().key(DAMAGED)
     catalog.store.delete([key])
-    with pytest.raises(ObjectNotFoundError, match=key):
+    with pytest.raises(ObjectNotFoundError, match=key) as caught:
         read(place)
+    assert str(caught.value).endswith(f"; it holds {needing(place)}")
 
 
 def test_rows_of_other_blocks_are_still_read(place: DataConfig) -> None:
@@ -170,11 +190,13 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
     with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 21 "):
         read()
     change(the_config, lambda body: body[: offset + 5000])
-    with pytest.raises((FormatError, StoreError), match=key):
+    with pytest.raises(FormatError, match=key) as caught:
         read()
+    assert needing(the_config) in str(caught.value)
     Catalog(the_config).store.delete([key])
-    with pytest.raises(ObjectNotFoundError, match=key):
+    with pytest.raises(ObjectNotFoundError, match=key) as lost:
         read()
+    assert str(lost.value).endswith(f"; it holds {needing(the_config)}")
 
 
 def test_a_loader_verifies_a_folders_objects_once(
@@ -198,6 +220,31 @@ def test_a_loader_verifies_a_folders_objects_once(
     hashed.clear()
     list(loader)
     assert hashed == []
+
+
+def test_without_verification_a_folders_rows_come_as_they_are(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = saved(folder)
+    column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
+    first = int(Dataset(the_config).open().starts[DAMAGED])
+    change(the_config, flip(column.offset))
+    right = make(range(COUNT), ALL)["pixels"]
+    monkeypatch.setattr("storage_loader.loader.blocks.xxh3", lambda data: pytest.fail("hashed"))
+    dataset = Dataset(the_config, verify=False)
+    [loaded] = DataLoader(the_config, batch_size=COUNT, verify=False)
+    for pixels in (dataset[:]["pixels"], loaded["pixels"]):
+        assert np.argwhere(pixels != right).tolist() == [[first, 0]]
+    assert (dataset[first]["pixels"] != right[first]).sum() == 1
+
+
+def test_worker_processes_verify_too(folder: dict[str, str]) -> None:
+    the_config = saved(folder)
+    column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
+    change(the_config, flip(column.offset))
+    with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 21 of this object"):
+        list(DataLoader(the_config, batch_size=10, num_workers=1))
+    assert len(list(DataLoader(the_config, batch_size=10, num_workers=1, verify=False))) == 20
 
 
 def test_damage_is_an_error_of_this_library() -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import FailAt, Injected, watch
-from rows import numbers_in
+from faulty import Call, FailAt, Injected, WatchedStore, watch
+from rows import make, numbers_in
 from test_cache_files import LARGE, alter, cached_files, fetching_threads, fill, pixels_of, table_of
 
-from storage_loader import DataConfig, DataLoader
-from storage_loader.errors import ChecksumError
+import storage_loader.torch
+from storage_loader import DataConfig, DataLoader, Dataset
+from storage_loader.errors import (
+    ChecksumError,
+    ConfigError,
+    ObjectNotFoundError,
+    ObjectShortError,
+    StoreError,
+)
+from storage_loader.store import open_store
 
 ROWS = 400
 PATHS: dict[str, dict[str, Any]] = {
@@ -164,3 +173,123 @@ def test_nothing_wrong_stays_in_the_cache(
         snapshot.key(0).rsplit("/", 1)[1]
     )
     assert file.read_bytes()[start:end] == stored.read_bytes()[start:end]
+
+
+class Lost:
+    """A hook: the first `times` requests for an object find it missing, or short."""
+
+    def __init__(self, error: type[StoreError], verb: str, times: float) -> None:
+        self._error, self._verb = error, verb
+        self._times = times
+        self.seen = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Call) -> None:
+        if call.kind == f"{self._verb} object":
+            with self._lock:
+                self.seen += 1
+                if self.seen <= self._times:
+                    raise self._error(f"{self._verb} {call.key}: not all is there")
+
+
+def rows_of(loader: DataLoader) -> list[int]:
+    return sorted(numbers_in(loader, LARGE))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("error", [ObjectNotFoundError, ObjectShortError])
+@pytest.mark.parametrize("verb", ["get_ranges", "stream"])
+def test_what_is_lost_is_asked_for_once_more_and_then_named(
+    one_object: DataConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    error: type[StoreError],
+    verb: str,
+) -> None:
+    lost = Lost(error, verb, 1)
+    watch(monkeypatch, local=False, before=lost)
+    loader = loader_of(one_object, tmp_path / "cache", path, threads=1)
+    assert rows_of(loader) == list(range(ROWS))
+    if not lost.seen:
+        assert verb == "stream"  # this path has none
+        return
+    assert lost.seen >= 2
+    assert loader.stats.retries >= 1
+    lost = Lost(error, verb, float("inf"))
+    watch(monkeypatch, local=False, before=lost)
+    with pytest.raises(error) as caught:
+        rows_of(loader_of(one_object, tmp_path / "other cache", path, threads=1))
+    snapshot = DataLoader(one_object).open()
+    assert str(caught.value) == (
+        f"{verb} {snapshot.key(0)}: not all is there; it holds attributes 'pixels', 'row', rows 0 "
+        f"to {ROWS} of dataset {one_object.dataset_prefix}, commit {snapshot.version.commits[0]}"
+    )
+
+
+@pytest.mark.parametrize("times", [1, float("inf")])
+def test_a_stream_that_ends_early_goes_on_where_it_ended(
+    one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    class EndsEarly(WatchedStore):
+        ended = 0
+
+        def stream(self, key: str, start: int, end: int) -> Iterator[Any]:
+            EndsEarly.ended += 1
+            stop = end - 1000 if EndsEarly.ended <= times else end
+            yield from super().stream(key, start, max(stop, start + 1))
+
+    monkeypatch.setattr(
+        "storage_loader.catalog.catalog.open_store",
+        lambda config: EndsEarly(open_store(config), local=False),
+    )
+    loader = loader_of(one_object, tmp_path / "cache", "held, all at once")
+    if times == 1:
+        assert rows_of(loader) == list(range(ROWS))
+        assert EndsEarly.ended >= 2
+    else:
+        with pytest.raises(ObjectShortError, match="its commit says more; it holds attributes"):
+            rows_of(loader)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_verification_rows_come_as_they_are(
+    one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """And nothing of the checksum table is fetched; who verifies later finds what is wrong."""
+    wrong = Wrong(place_of(one_object, "a row"), float("inf"))
+    table = Wrong(place_of(one_object, "the table"), float("inf"))
+
+    def both(key: str, start: int, data: bytearray) -> None:
+        wrong(key, start, data)
+        table(key, start, data)
+
+    alter(monkeypatch, both)
+    given = loader_of(one_object, tmp_path / "cache", path, verify=False)
+    for _ in range(2):
+        rows = {
+            int(number): batch["pixels"][i]
+            for batch in given
+            for i, number in enumerate(batch["row"])
+        }
+        right = make(range(ROWS), LARGE)["pixels"]
+        differing = [n for n in range(ROWS) if (rows[n] != right[n]).any()]
+        assert differing == [30]
+        assert (rows[30] != right[30]).sum() == 1
+    if path != "copied":  # whose cache file is fetched around the table
+        assert table.seen == 0
+    with pytest.raises(ChecksumError):
+        rows_of(loader_of(one_object, tmp_path / "cache", path))
+    alter(monkeypatch, lambda key, start, data: None)
+    assert rows_of(loader_of(one_object, tmp_path / "cache", path)) == list(range(ROWS))
+
+
+def test_verify_is_a_flag(one_object: DataConfig) -> None:
+    for made in (
+        DataLoader,
+        Dataset,
+        storage_loader.torch.DataLoader,
+        storage_loader.torch.Dataset,
+    ):
+        with pytest.raises(ConfigError, match=r"^verify 'no': True or False"):
+            made(one_object, verify="no")

@@ -289,3 +289,38 @@ def test_workers_of_a_rank_are_no_ranks(folder: dict[str, str], group: list[Rank
     the_config = fill(folder, 20)
     start(group, the_config, WORKERS)
     assert sorted(group[0].answer() + group[1].answer()) == list(range(20))
+
+
+ITERABLE = """
+import torch.utils.data
+from storage_loader.torch import IterableDataset
+if rank:
+    wait()  # rank 0 has fixed the version before
+dataset = IterableDataset(config, batch_size=8, shuffle=True, block=10, window=50)
+given = torch.utils.data.DataLoader(
+    dataset, batch_size=None, num_workers=NUMBER, multiprocessing_context=METHOD
+)
+epochs = [[b["row"].tolist() for b in given] for _ in range(2)]
+answer([epochs, str(dataset.version), len(given)])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_ranks_share_out_an_epoch(
+    folder: dict[str, str], group: list[Rank], method: str
+) -> None:
+    the_config = fill(folder)
+    number = "2" if method == "fork" else "1"
+    start(group, the_config, ITERABLE.replace("NUMBER", number).replace("METHOD", repr(method)))
+    save(the_config, make(range(COUNT, COUNT + 9)))  # before or after rank 0 has looked
+    group[1].go()
+    (epochs_0, *same_0), (epochs_1, *same_1) = [rank.answer() for rank in group]
+    assert same_0 == same_1
+    version, num_batches = same_0
+    alone = DataLoader(
+        the_config, version=version, batch_size=16, shuffle=True, block=10, window=50
+    )
+    for part_0, part_1 in zip(epochs_0, epochs_1, strict=True):
+        assert len(part_0) == len(part_1) == num_batches
+        for batch, one, two in zip(alone, part_0, part_1, strict=True):
+            assert sorted(batch[ROW].tolist()) == sorted(one + two)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,23 @@ import pytest
 from documents import BUCKET, ENDPOINT, ROOT, Block, blocks, commands, run
 
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
+
+
+def missing(path: Path) -> list[str]:
+    """The frameworks that a file's blocks need and that are not installed here."""
+    text = path.read_text()
+    found = [name for name in ("torch", "tensorflow", "jax") if f"storage_loader.{name} im" in text]
+    return [name for name in found if find_spec(name) is None]
+
+
+RUNNABLE = [
+    pytest.param(
+        path,
+        id=path.relative_to(ROOT).as_posix(),
+        marks=pytest.mark.skipif(bool(missing(path)), reason=f"needs {', '.join(missing(path))}"),
+    )
+    for path in FILES
+]
 
 
 def run_document(path: Path, folder: Path, *options: str, **environment: str) -> int:
@@ -42,7 +59,7 @@ def counted(path: Path, *, s3: bool) -> int:
     return len([b for b in found if b.language and b.needs_s3 == s3])
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
+@pytest.mark.parametrize("path", RUNNABLE)
 def test_every_block_runs(path: Path, tmp_path: Path) -> None:
     assert run_document(path, tmp_path / "empty") == counted(path, s3=False)
 

@@ -1,24 +1,30 @@
-"""The examples learn what they say, and may be run again."""
+"""The examples do what they say, and may be run again, and killed."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from storage_loader import list_datasets
+from storage_loader import DataConfig, Dataset, list_datasets
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DIGITS = EXAMPLES / "digits.py"
 
 
-def run(*options: str, **environment: str) -> str:
+def run(*options: str, example: Path = DIGITS, is_silent: bool = True, **environment: str) -> str:
     """What the example prints; it must end with an accuracy of 97% at least."""
     done = subprocess.run(
-        [sys.executable, DIGITS, *options],
+        [sys.executable, example, *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # other tests run beside it
         capture_output=True,
         text=True,
@@ -26,7 +32,7 @@ def run(*options: str, **environment: str) -> str:
         timeout=170,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert not is_silent or done.stderr == ""
     last = re.fullmatch(r"test accuracy: (\d+\.\d)%", done.stdout.splitlines()[-1])
     assert last, done.stdout
     assert float(last[1]) >= 97
@@ -64,3 +70,74 @@ def test_digits_on_s3(s3_storage: dict[str, str]) -> None:
     )
     assert s3_storage["storage"] in output
     assert [i.num_rows for i in list_datasets(**s3_storage)] == [360, 1437]
+
+
+def run_killed(after: float | None, *options: str) -> str:
+    """What examples/resume.py prints until it is killed, some seconds after its first line."""
+    command = [sys.executable, EXAMPLES / "resume.py", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        begun = job.stdout.readline()
+        try:
+            rest, _ = job.communicate(timeout=after)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            rest, _ = job.communicate()
+        else:
+            assert job.returncode == 0
+    return begun + rest
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_is_killed_goes_on_when_it_is_started_again() -> None:
+    chance = random.Random(7)
+    committed = starts = 0
+    output = ""
+    while "part 1 is done: 2000 rows\n" not in output:
+        output = run_killed(chance.uniform(0.1, 0.4), "--part", "1")
+        begun = re.match(r"(\d+) rows are committed, going on\n", output)
+        assert begun, output
+        assert committed <= int(begun[1]) <= 2000
+        committed, starts = int(begun[1]), starts + 1
+    assert starts > 1
+    dataset = Dataset(DataConfig("waves"))
+    assert dataset[:]["number"].tolist() == list(range(2000, 4000))
+    angles = np.arange(2000, 4000)[:, None] * np.linspace(0.1, 1, 32)
+    assert (dataset[:]["wave"] == np.sin(angles).astype(np.float32)).all()
+    assert run_killed(None, "--part", "1").startswith("2000 rows are committed, going on\n")
+    assert len(Dataset(DataConfig("waves"))) == 2000
+
+
+def printed(name: str) -> list[str]:
+    """The lines of an example that takes no options."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(180)
+def test_two_processes_stop_and_go_on() -> None:
+    """1,797 rows, batches of 64: 29 steps an epoch, so step 100 is the 13th of epoch 3."""
+    first, resumed, last, accuracy = printed("distributed.py")
+    assert first == "stopped after 100 steps, 3.4 epochs"
+    assert resumed == f"goes on at epoch 3, row {13 * 64}"
+    assert last == "stopped after 232 steps, 8.0 epochs"
+    found = re.fullmatch(r"accuracy on these rows: (\d+\.\d)%", accuracy)
+    assert found
+    assert float(found[1]) >= 93
+
+
+@pytest.mark.timeout(180)
+def test_on_a_gpu_or_the_cpu_where_there_is_none() -> None:
+    *_, stats, accuracy = printed("gpu.py")
+    assert re.match(r"epoch 1: 4,000 rows in .* waited \d+% \(fetch \d+%, gather \d+%, ", stats)
+    found = re.fullmatch(r"training accuracy: (\d+\.\d)%", accuracy)
+    assert found
+    assert float(found[1]) >= 97

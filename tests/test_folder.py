@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import stat
@@ -104,6 +106,34 @@ def test_a_writer_killed_after_it_published_has_published(store: FolderStore) ->
     _killed_at("unlink", store, "a/new", b"whole", create=True)
     assert store.get("a/new") == b"whole"
     assert [(i.key, i.nbytes) for i in store.list()] == [("a/new", 5)]
+
+
+@pytest.mark.parametrize("verb", ["write", "fsync", "replace"])
+def test_what_a_killed_writer_leaves_is_listed_and_deleted_as_such(
+    store: FolderStore, verb: str
+) -> None:
+    store.put("a/b/old", b"first")
+    store.put("c/other", b"x")
+    _killed_at(verb, store, "a/b/old", b"second", create=False)
+    _killed_at(verb, store, "c/new", b"third", create=False)
+    [left] = store.list_unfinished("a")
+    [other] = [info for info in store.list_unfinished() if info != left]
+    assert left.key.startswith("a/b/.tmp-")
+    assert left.nbytes == (store.root / left.key).stat().st_size
+    store.delete_unfinished([left.key, other.key, "c/.tmp-gone"])
+    assert list(store.list_unfinished()) == []
+    assert names_in(store.root) == ["a", "a/b", "a/b/old", "c", "c/other"]
+    assert store.get("a/b/old") == b"first"
+
+
+def test_only_unfinished_files_are_deleted_as_such(store: FolderStore) -> None:
+    store.put("a/key", b"x")
+    (store.root / ".tmp-lock").touch()  # of puts without hard links: it stays
+    assert list(store.list_unfinished()) == []
+    for key in ("a/key", ".tmp-lock", "../.tmp-x", "a/.tmp-x/key"):
+        with pytest.raises(StoreError, match=re.escape(repr(key))):
+            store.delete_unfinished([key])
+    assert names_in(store.root) == [".tmp-lock", "a", "a/key"]
 
 
 def test_an_object_is_not_listed_while_it_is_written(
@@ -357,11 +387,11 @@ def test_a_folder_that_goes_while_it_is_made(
 
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
-    """Room for 40 more open files."""
+    """Room for 40 more open files: so many numbers are free, whatever others are in use."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = os.open(os.devnull, os.O_RDONLY)
-    os.close(opened)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+    used = {int(name) for name in os.listdir("/dev/fd")}
+    free = itertools.islice((n for n in itertools.count() if n not in used), 40)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 + max(free), limits[1]))
     yield 40
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

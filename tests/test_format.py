@@ -20,14 +20,16 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
+from faulty import FailAt, watch
 from golden.make import ADDITIONAL, ATTRIBUTES, ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import assert_rows, make, stored
+from rows import ATTRIBUTES as NUMBERED
+from rows import assert_rows, config, make, stored
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.errors import StorageLoaderError
+from storage_loader.errors import SaverError, StorageLoaderError
 from storage_loader.schema import DTYPES
 from storage_loader.store import MemoryStore
 
@@ -68,7 +70,8 @@ class Independent:
     def live(self) -> list[dict[str, Any]]:
         replaced: set[str] = set()
         standing = []
-        for identity in sorted(self.commits, reverse=True):
+        counting = {identity[1:]: identity for identity in sorted(self.commits, reverse=True)}
+        for identity in sorted(counting.values(), reverse=True):
             name, commit = self.commits[identity]
             if replaced.isdisjoint(commit["replaces"]):
                 replaced |= set(commit["replaces"])
@@ -142,6 +145,29 @@ def test_the_golden_dataset_is_read_by_the_specification_alone() -> None:
     assert len(reader.commits) == 4
     assert [len(commit["objects"]["key"]) for commit in reader.live()] == [3, 1]
     assert len(reader.live()[0]["layouts"]) == 2
+
+
+def test_a_dataset_with_a_barrier_and_a_second_commit_of_a_number(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = config(memory)
+    with monkeypatch.context() as broken:
+        watch(broken, before=FailAt("put commit"))
+        with pytest.raises(SaverError), DataSaver(the_config, writer="w") as saver:
+            saver(make([90]))
+    with DataSaver(the_config, writer="w", commit_every=3) as saver:
+        for first in (0, 3, 6):
+            saver(make(range(first, first + 3)))
+    store = MemoryStore(memory["storage"])
+    names = {i.key.rsplit("/", 1)[1]: i.key for i in store.list(the_config.dataset_prefix)}
+    assert {"000000.claim", "000003.claim", "000000000001-w-000000.json"} < set(names)
+    second = names["000000000003-w-000002.json"]
+    store.put(second.replace("000000000003", "000000000005"), store.get(second))
+    files = {i.key: bytes(store.get(i.key)) for i in store.list()}
+    reader = Independent(files, "rows", {})
+    assert len(reader.commits) == 5
+    assert reader.rows() == expected(range(9), NUMBERED)
+    assert stored(the_config) == list(range(9))
 
 
 def test_the_golden_dataset_is_read_by_this_version() -> None:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from rows import ROW, assert_rows, make
 
 from storage_loader import Attribute
-from storage_loader.loader.gather import Copies, Parts, Ready, gathered, void_rows
+from storage_loader.loader.gather import Copies, Ready, gathered
+from storage_loader.loader.memory import AlignedMemory
+from storage_loader.loader.parts import Parts, void_rows
 from storage_loader.schema import Schema
 
-NBYTES = [0, 1, 8, 72, 1023, 1024, 49152, 2**20]
+NBYTES = [0, 1, 8, 72, 1023, 1024, 16383, 49152, 2**20]
 MANY = 2_100_000  # bytes in all parts of one attribute
 
 
@@ -76,8 +78,29 @@ def cases(draw: st.DrawFn) -> tuple[Schema, list[int], list[int], int, np.ndarra
     )
 
 
+def in_new_arrays(schema: Schema, ready: Ready, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
+    return [batch for batch, _ in gathered(schema, ready, rows)]
+
+
+def in_aligned_memory(
+    schema: Schema, ready: Ready, rows: np.ndarray
+) -> list[dict[str, np.ndarray]]:
+    memories = [AlignedMemory() for _ in rows]
+    left = iter(memories)
+    pairs = list(gathered(schema, ready, rows, lambda: next(left)))
+    assert [memory for _, memory in pairs] == memories
+    for batch, _ in pairs:
+        for array in batch.values():
+            assert array.__array_interface__["data"][0] % 64 == 0 or not array.nbytes
+    return [batch for batch, _ in pairs]
+
+
 def check(schema: Schema, ready: Ready, rows: np.ndarray) -> None:
-    batches = list(gathered(schema, ready, rows))
+    for batches_of in (in_new_arrays, in_aligned_memory):
+        check_batches(batches_of(schema, ready, rows), schema, rows)
+
+
+def check_batches(batches: list[dict[str, np.ndarray]], schema: Schema, rows: np.ndarray) -> None:
     assert len(batches) == len(rows)
     for batch, numbers in zip(batches, rows, strict=True):
         valid = numbers >= 0
@@ -143,7 +166,7 @@ def test_more_rows_than_are_gathered_at_once(
     if size > 1:
         check(schema, ready, rows.reshape(count, size))
     else:  # too many to look at each
-        batches = list(gathered(schema, ready, rows[:, None]))
+        batches = in_new_arrays(schema, ready, rows[:, None])
         whole = {a.name: np.concatenate([batch[a.name] for batch in batches]) for a in schema}
         assert_rows(whole, rows, list(schema))
 
@@ -201,7 +224,7 @@ def test_copies_hold_the_rows_they_were_made_for_and_no_others(nbytes: int) -> N
         for several in (1, 40):
             rows = np.resize([*here, wrong], (1, 5 * several))
             with pytest.raises(AssertionError, match="are not here"):
-                list(gathered(schema, ready, rows))
+                in_new_arrays(schema, ready, rows)
 
 
 def test_batches_own_their_memory() -> None:
@@ -209,7 +232,7 @@ def test_batches_own_their_memory() -> None:
     schema = schema_of([1, 72, 2000])
     ready = parts_of(schema, [30, 30], [1, 0], 0)
     rows = np.arange(60).reshape(6, 10)
-    batches = list(gathered(schema, ready, rows))
+    batches = in_new_arrays(schema, ready, rows)
     for batch in batches[::2]:
         for array in batch.values():
             array.view(np.uint8)[...] = 0xAA

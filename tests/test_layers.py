@@ -19,6 +19,7 @@ PACKAGE = "storage_loader"
 LAYERS = {
     "errors": 0,
     "codecs": 1,
+    "credentials": 1,
     "keywords": 1,
     "process": 1,
     "ranges": 1,

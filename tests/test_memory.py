@@ -18,14 +18,23 @@ SAVE = f"""
 import sys, time
 import numpy as np
 from storage_loader import DataConfig, DataSaver
-from storage_loader.store import MemoryStore
+from datetime import datetime, timezone
+from storage_loader.store import MemoryStore, ObjectInfo
 
 class SlowAndForgetful(MemoryStore):
+    # It keeps no bytes, only how many there were.
+
     def put(self, key, data, *, create=False):
         time.sleep(0.05)
-        sizes.append(memoryview(data).nbytes)
+        sizes[key] = memoryview(data).nbytes
 
-sizes = []
+    def head(self, key):
+        return ObjectInfo(key, sizes[key], datetime.now(timezone.utc))
+
+    def list(self, prefix=""):
+        return (self.head(key) for key in sizes if key.startswith(prefix + "/"))
+
+sizes = {{}}
 object_nbytes, saved_nbytes = map(int, sys.argv[1:])
 
 import storage_loader.catalog.catalog as catalog
@@ -52,7 +61,7 @@ with DataSaver(config, num_worker_threads={THREADS}) as saver:
         saver(batch)
         rows += {BATCH_ROWS}
 assert saver.rows_committed == rows
-assert sum(sizes) > saved_nbytes and max(sizes) <= object_nbytes
+assert sum(sizes.values()) > saved_nbytes and max(sizes.values()) <= object_nbytes
 print(memory("VmHWM") - before)
 """
 

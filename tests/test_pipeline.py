@@ -389,3 +389,20 @@ def test_ctrl_c_ends_a_loader(
     assert threads() == []
     assert seen == list(range(len(seen)))
     assert numbers_in(loader, LARGE) == list(range(400))
+
+
+def test_a_long_wait_says_for_what(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr("storage_loader.loader.work._LONG", 0.05)
+    caplog.set_level("INFO", "storage_loader.loader.work")
+    threading.Timer(0.3, go.set).start()
+
+    def prepare(stop: threading.Event) -> Preparation[int]:
+        return Preparation([Work(1, lambda: None), Work(1, lambda: go.wait(60) and None)], int)
+
+    assert list(Pipeline([prepare], nbytes=10, threads=2).results()) == [0]
+    [record] = caplog.records
+    text = "loading has waited 0 s for rows: 1 of 2 pieces of work are done"
+    assert record.getMessage() == text

@@ -26,8 +26,9 @@ from storage_loader.errors import (
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
+    StoreUnavailableError,
 )
-from storage_loader.store import S3Store, Store, minio_s3, obstore_s3, open_store
+from storage_loader.store import RetriedStore, S3Store, Store, open_store
 from storage_loader.store.s3_place import S3Place
 
 ACCESS, SECRET = "AKIAwordsofatest", "a+very/secret+key"
@@ -55,12 +56,8 @@ def named(verb: str, place: S3Place) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One retry, short waits, and nothing of the machine's own AWS settings."""
-    for client in (minio_s3, obstore_s3):
-        monkeypatch.setattr(client, "MAX_RETRIES", 1)
-        monkeypatch.setattr(client, "CONNECT_TIMEOUT", 0.5)
-        monkeypatch.setattr(client, "READ_TIMEOUT", 0.3)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the machine's own AWS settings."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "ENDPOINT_URL"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -145,8 +142,8 @@ REPEATED = (
         (400, "AuthorizationHeaderMalformed", StoreError, OTHER_REGION),
         (400, "InvalidBucketName", StoreError, "the server answered HTTP 400 InvalidBucketName"),
         (405, "MethodNotAllowed", StoreError, "the server answered HTTP 405 MethodNotAllowed"),
-        (500, "InternalError", StoreError, "the server answered HTTP 500 InternalError"),
-        (503, "SlowDown", StoreError, "the server answered HTTP 503 SlowDown"),
+        (500, "InternalError", StoreUnavailableError, "the server answered HTTP 500 InternalError"),
+        (503, "SlowDown", StoreUnavailableError, "the server answered HTTP 503 SlowDown"),
     ],
 )
 def test_what_the_server_refuses(
@@ -175,7 +172,7 @@ def test_what_the_server_refuses(
         (404, ObjectNotFoundError, "there is no such object"),
         (301, StoreError, OTHER_REGION),
         (400, StoreError, "the server answered HTTP 400"),
-        (500, StoreError, "the server answered HTTP 500"),
+        (500, StoreUnavailableError, "the server answered HTTP 500"),
     ],
 )
 def test_head_has_only_a_status(
@@ -250,17 +247,12 @@ def test_only_create_asks_for_a_free_key(
 
 
 @pytest.mark.parametrize("last", [200, 412])
-def test_creators_that_met_put_again(
-    answers: Answers, place: S3Place, last: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_creators_that_met_put_again(answers: Answers, place: S3Place, last: int) -> None:
     """AWS answers 409 ConditionalRequestConflict where two creators meet: neither has won yet."""
-    waits: list[float] = []
-    monkeypatch.setattr("time.sleep", waits.append)
     conflict = error(409, "ConditionalRequestConflict")
     for use in ("obstore", "minio"):
         answers.in_turn(conflict, conflict, Answer(last, headers=OBJECT))
-        store = S3Store(place)
-        monkeypatch.setattr(store, "_make", lambda use=use: CLIENTS[use](place))
+        store = RetriedStore(CLIENTS[use](place), deadline=5)
         if last == 200:
             store.put(KEY, b"x", create=True)
         else:
@@ -269,15 +261,15 @@ def test_creators_that_met_put_again(
     assert len(answers.requests) == 6
     answers.always(conflict)
     with pytest.raises(StoreError, match="another upload to the same key is under way"):
-        S3Store(place).put(KEY, b"x", create=True)
-    assert len(answers.requests) == 10
+        RetriedStore(S3Store(place), deadline=0).put(KEY, b"x", create=True)
+    assert len(answers.requests) == 7
 
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_server_that_stumbles_is_asked_again(
     answers: Answers, place: S3Place, client: Callable[[S3Place], Store], status: int
 ) -> None:
-    store = client(place)
+    store = RetriedStore(client(place), deadline=5)
     answers.in_turn(error(status, "SlowDown"), Answer(200, b"content", OBJECT))
     assert store.get(KEY) == b"content"
     answers.in_turn(error(status, "SlowDown"), Answer(200, headers=OBJECT))
@@ -373,13 +365,10 @@ def test_tls_to_a_server_without(
 def test_the_server_never_answers(
     client: Callable[[S3Place], Store],
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (minio_s3, obstore_s3):
-        monkeypatch.setattr(module, "MAX_RETRIES", 0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        place = S3Place("bucket", "p", endpoint, "r", ACCESS, SECRET)
+        place = S3Place("bucket", "p", endpoint, "r", ACCESS, SECRET, timeout=0.3)
         store = client(place)
         for verb in ("get", "ranges", "put", "create", "list", "delete"):
             fails(

@@ -12,7 +12,7 @@ from answers import OBJECT, Answer, Answers, Request, answering, error
 from places import CLIENTS
 
 from storage_loader.errors import StoreError
-from storage_loader.store import Store, minio_s3, obstore_s3
+from storage_loader.store import RetriedStore, Store
 from storage_loader.store.s3_place import THREADS, S3Place
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -119,7 +119,7 @@ def test_many_are_in_flight_but_not_all(
     answers: Answers, store: Store, work: Callable[[Store], object]
 ) -> None:
     flight = answers.answer = InFlight(least=THREADS)
-    work(store)
+    work(RetriedStore(store, deadline=0))
     assert len(answers.requests) == 100
     assert flight.most == THREADS
 
@@ -132,12 +132,8 @@ def test_the_ranges_of_one_object_are_in_flight_together(answers: Answers, store
     assert flight.most >= 5
 
 
-@pytest.mark.parametrize("retries", [0, 2])
-def test_a_server_is_asked_again_so_often(
-    answers: Answers, store: Store, retries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for client in (minio_s3, obstore_s3):
-        monkeypatch.setattr(client, "MAX_RETRIES", retries)
+def test_a_client_asks_once(answers: Answers, store: Store) -> None:
+    """What is asked again, and when, is decided in one place: `RetriedStore`."""
     answers.always(error(503, "SlowDown"))
     for work in (
         lambda: store.get("key"),
@@ -148,11 +144,17 @@ def test_a_server_is_asked_again_so_often(
         del answers.requests[:]
         with pytest.raises(StoreError, match="HTTP 503 SlowDown"):
             work()
-        assert len(answers.requests) == 1 + retries
+        assert len(answers.requests) == 1
 
 
 def test_a_refusal_is_final(answers: Answers, store: Store) -> None:
-    for status, code in [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")]:
+    store = RetriedStore(store, deadline=60)
+    for status, code in [
+        (400, "InvalidRequest"),
+        (403, "AccessDenied"),
+        (404, "NoSuchKey"),
+        (412, "PreconditionFailed"),
+    ]:
         answers.always(error(status, code))
         for work in (lambda: store.get("key"), lambda: store.put("key", b"x", create=True)):
             del answers.requests[:]

@@ -353,7 +353,8 @@ def test_of_two_first_savers_with_different_schemas_the_later_fails(
         second.close()
     text = str(caught.value)
     assert text.startswith(
-        "saving to dataset 'rows' failed, 1 rows were not committed (0 were before): dataset 'rows'"
+        "saving to dataset 'rows' failed, 1 rows were not committed (0 were before), "
+        "save them with another DataSaver: dataset 'rows'"
     )
     assert "\n  attribute 'image' of the dataset is missing" in text
     assert "\n  attribute 'weight' of the dataset is missing" in text
@@ -579,6 +580,26 @@ def test_an_upload_that_fails_wakes_a_saver_that_waits(
     assert nothing_there(wide(memory))
 
 
+@pytest.mark.parametrize("end", ["call", "commit"])
+def test_a_long_wait_says_for_what(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    go, logged = threading.Event(), []
+
+    def log(text: str, *values: object) -> None:
+        logged.append(text % values)
+        go.set()
+
+    monkeypatch.setattr("storage_loader.saver.upload._LONG", 0.05)
+    monkeypatch.setattr("storage_loader.saver.upload._log.info", log)
+    watch(monkeypatch, before=lambda call: call.kind == "put object" and go.wait(60))
+    with DataSaver(wide(memory), num_worker_threads=1) as saver:
+        saver(make(range((20 if end == "call" else 1) * WIDE_ROWS), WIDE))
+    what, count = ("a buffer", 2) if end == "call" else ("its uploads", 1)
+    text = f"saving has waited 0 s for {what}: {count} objects are being stored in "
+    assert logged[0].startswith(text + memory["storage"])
+
+
 # A store that fails
 
 
@@ -586,7 +607,8 @@ def failed(pending: int, committed: int = 0) -> str:
     """The beginning of the error of a saver that has failed."""
     return (
         rf"^saving to dataset 'wide' failed, {pending} rows were not committed "
-        rf"\({committed} were before\): put .*: the disk is on fire$"
+        rf"\({committed} were before\), save them with another DataSaver: "
+        r"put .*: the disk is on fire$"
     )
 
 

@@ -11,7 +11,6 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,9 +53,6 @@ def test_the_dtypes() -> None:
         ("half", "float16"),
         (np.longlong, "int64"),
         (ml_dtypes.bfloat16, "bfloat16"),
-        (torch.bfloat16, "bfloat16"),
-        (torch.float32, "float32"),
-        (torch.bool, "bool"),
         ("torch.int16", "int16"),
         (np.array([1], "u2").dtype, "uint16"),
     ],
@@ -79,7 +75,6 @@ def test_dtypes_are_known_by_one_name(dtype: object, name: str) -> None:
         ([3, 224, 224], (3, 224, 224), 150528),
         (np.int32(4), (4,), 4),
         (np.array([2, 3]), (2, 3), 6),
-        (torch.Size([2, 3]), (2, 3), 6),
         (iter([2, 0, 3]), (2, 0, 3), 0),
         ((1,) * 31, (1,) * 31, 1),
         ((2**38,), (2**38,), 2**38),
@@ -123,8 +118,6 @@ def test_a_wrong_name_is_refused(name: object) -> None:
         ("", "unknown dtype ''; valid: 'bfloat16'"),
         (5, "unknown dtype '5'; valid: 'bfloat16'"),
         ((1, 2), "unknown dtype '(1, 2)'; valid: 'bfloat16'"),
-        (torch.qint8, "unknown dtype 'qint8'; did you mean 'int8'?"),
-        (torch.float8_e4m3fn, f"dtype 'float8_e4m3fn' cannot be stored; storable: {STORABLE}"),
         ("datetime64[ns]", f"dtype 'datetime64[ns]' cannot be stored; storable: {STORABLE}"),
         ("timedelta64", f"dtype 'timedelta64' cannot be stored; storable: {STORABLE}"),
         ([("a", "f4")], f"dtype 'void32' cannot be stored; storable: {STORABLE}"),
@@ -269,7 +262,7 @@ def test_wrong_attributes_are_refused(value: object, text: str) -> None:
         ([{}], "an attribute lacks ['dtype', 'name']: {}"),
         ([{"name": "x"}], "an attribute lacks ['dtype']: {'name': 'x'}"),
         ([{"name": "x", "dtype": "int8", "shape": 3}], "an attribute's shape is a list, not 3"),
-        ([{"name": "x", "dtype": None}], "attribute 'x': dtype None; storable: bool"),
+        ([{"name": "x", "dtype": None}], "attribute 'x': unknown dtype None; valid: 'bfloat16'"),
         ([{"name": "x", "dtype": "int9"}], "attribute 'x': unknown dtype 'int9'; did you mean"),
         ([{"name": 5, "dtype": "int8"}], "attribute name 5: 1 to 128 letters"),
         ([{"name": "x", "dtype": "int8", "shape": ["a"]}], "attribute 'x': shape ('a',): axes are"),

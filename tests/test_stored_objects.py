@@ -26,7 +26,7 @@ from storage_loader.catalog import (
 )
 from storage_loader.errors import FormatError
 from storage_loader.hdf5 import template
-from storage_loader.layout import ObjectLayout, misfits
+from storage_loader.layout import MAX_ROWS, ObjectLayout, misfits
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore
 
@@ -60,7 +60,7 @@ def columns(objects: Sequence[StoredObject]) -> StoredObjects:
 
 
 def snapshot_of(objects: StoredObjects, schema: Schema = SCHEMA) -> Snapshot:
-    return Snapshot("rows/0", schema, Version(()), objects)
+    return Snapshot("rows/0", schema, Version(("a commit",)), objects, (len(objects),))
 
 
 CASES = {
@@ -145,18 +145,24 @@ def test_a_pickled_snapshot_is_small_and_the_same() -> None:
     assert copy.starts.tolist() == snapshot.starts.tolist()
 
 
-def test_more_rows_than_can_be_counted_are_refused() -> None:
+def test_more_rows_than_an_object_has_are_refused() -> None:
     schema = SCHEMAS[-1]
     layout = ObjectLayout.of(
-        schema, rows=2**62, nbytes=64, offsets={"none": 0}, blocks={"none": 1}, checksums_offset=0
+        schema,
+        rows=MAX_ROWS,
+        nbytes=64,
+        offsets={"none": 0},
+        blocks={"none": 1},
+        checksums_offset=0,
     )
     objects = [StoredObject(f"objects/w/{i}.h5", 0, 0, layout) for i in range(2)]
     body = Commit(schema.hash, objects).to_bytes()
     read = Commit.from_bytes(body, schema, place="here").objects
     assert isinstance(read, StoredObjects)
-    assert snapshot_of(read[:1], schema).num_rows == 2**62
-    with pytest.raises(FormatError, match=r"^rows/0: its commits say that it has 2\*\*63 rows or"):
-        snapshot_of(read, schema).starts  # noqa: B018
+    assert snapshot_of(read, schema).num_rows == 2 * MAX_ROWS
+    more = body.replace(str(MAX_ROWS).encode(), str(MAX_ROWS + 1).encode())
+    with pytest.raises(FormatError, match=f"^here: object layout: 64 bytes, {MAX_ROWS + 1} rows, "):
+        Commit.from_bytes(more, schema, place="here")
 
 
 # What is wrong is named, wherever in a column it stands
@@ -289,10 +295,12 @@ WRITERS = ("a", "B.1")
 def histories(draw: st.DrawFn) -> tuple[Schema, dict[CommitId, Commit]]:
     schema = draw(st.sampled_from(SCHEMAS[:3]))
     commits: dict[CommitId, Commit] = {}
+    some_keys = st.tuples(st.sampled_from(WRITERS), NAMES)
+    keys = iter(draw(st.lists(some_keys, unique=True, min_size=30, max_size=30)))
     for seq in range(draw(st.integers(0, 5))):
         objects = tuple(
             StoredObject(
-                f"objects/{draw(st.sampled_from(WRITERS))}/{draw(NAMES)}.h5",
+                "objects/{}/{}.h5".format(*next(keys)),
                 draw(st.integers(0, 2**64 - 1)),
                 draw(st.integers(0, 2**64 - 1)),
                 template(schema, draw(st.sampled_from([1, 2, 7, 5000]))).layout,
@@ -369,7 +377,7 @@ def test_a_dataset_of_many_commits_keeps_their_order(memory: dict[str, str]) -> 
     catalog.create(SCHEMA)
     expected = []
     for number in range(30):
-        objects = [stored_object(i, 1 + (number + i) % 4) for i in range(number % 5)]
+        objects = [stored_object(8 * number + i, 1 + (number + i) % 4) for i in range(number % 5)]
         catalog.publish(SCHEMA, objects, writer=f"w{number % 3}", number=number)
         expected += objects
     assert catalog.snapshot().objects == expected

@@ -22,7 +22,7 @@ import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.schema import DTYPES
-from storage_loader.torch import DataLoader, Dataset, as_tensor
+from storage_loader.torch import DataLoader, Dataset, as_tensor, gather
 
 WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)))
 COUNT = 103
@@ -133,6 +133,62 @@ def test_tensors_are_saved_as_they_were_read(memory: dict[str, str]) -> None:
     assert stored(copy, WITH_PIXELS) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("nbytes", [1024, 1032, 3001, 49152, 2**20])
+def test_large_batches_are_gathered_by_torch(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    """Rows at odd places, of several objects, padding among them; a kept batch stays as it is."""
+    attributes = (Attribute("pixels", "uint8", (nbytes,)), Attribute(ROW, "int64"))
+    count = max(12, 3 * 2**18 // nbytes)
+    the_config = config(folder, attributes=attributes, max_object_size=2**21)
+    save(the_config, make(range(count), attributes))
+    calls = []
+    select = gather.select_rows
+    monkeypatch.setattr(gather, "select_rows", lambda *a: (calls.append(a), select(*a)))
+    size = max(1, count // 2 - 1)
+    loader = DataLoader(the_config, batch_size=size, shuffle="global", last_batch="pad")
+    for _ in range(2):
+        batches = list(loader)
+        found = []
+        for batch in batches:
+            valid = batch["pixels"].bool().any(dim=1)
+            arrays = {name: array[valid.numpy()] for name, array in as_numpy(batch).items()}
+            found += numbers_of(arrays, attributes)
+        assert sorted(found) == list(range(count))
+    assert len(calls) == 2 * len(batches)
+
+
+def read_large_batches_in_a_fork(the_config: DataConfig) -> None:
+    give_up(60)
+    torch.set_num_threads(2)
+    loader = DataLoader(the_config, batch_size=16, shuffle="global")
+    assert sorted(int(n) for batch in loader for n in batch[ROW]) == list(range(48))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            give_up(30)
+            for each in (loader, DataLoader(the_config, batch_size=16, shuffle="global")):
+                assert sorted(int(n) for batch in each for n in batch[ROW]) == list(range(48))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_fork_does_not_wait_for_threads_of_torch(folder: dict[str, str]) -> None:
+    attributes = (Attribute("pixels", "uint8", (70_000,)), Attribute(ROW, "int64"))
+    the_config = config(folder, attributes=attributes)
+    save(the_config, make(range(48), attributes))
+    process = multiprocessing.get_context("spawn").Process(
+        target=read_large_batches_in_a_fork, args=(the_config,)
+    )
+    process.start()
+    process.join(100)
+    process.kill()
+    assert process.exitcode == 0
+
+
 # Under torch's own DataLoader
 
 
@@ -202,6 +258,30 @@ def test_a_worker_reads_a_batch_by_one_call(
     for batch in torch.utils.data.DataLoader(dataset, batch_size=20):
         assert numbers_of(as_numpy(batch), WITH_PIXELS)
     assert calls == [20] * 5 + [3]
+
+
+def test_a_sampler_may_be_replaced_by_a_distributed_one(memory: dict[str, str]) -> None:
+    """What Lightning, Accelerate and the HF Trainer do with a DataLoader that they are given."""
+    dataset = Dataset(fill(memory))
+    given = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True)
+    seen: list[int] = []
+    for rank in range(2):
+        sampler = torch.utils.data.DistributedSampler(
+            given.dataset, num_replicas=2, rank=rank, shuffle=True, seed=3
+        )
+        replaced = torch.utils.data.DataLoader(
+            given.dataset,
+            batch_sampler=torch.utils.data.BatchSampler(sampler, given.batch_size, drop_last=False),
+            collate_fn=given.collate_fn,
+        )
+        epochs = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            epochs.append([n for b in replaced for n in numbers_of(as_numpy(b), WITH_PIXELS)])
+        assert epochs[0] != epochs[1]
+        seen += epochs[0]
+    assert len(seen) == COUNT + 1  # torch's sampler repeats a row
+    assert sorted(set(seen)) == list(range(COUNT))
 
 
 def test_a_fork_after_reading_may_read_again(shared: dict[str, str]) -> None:

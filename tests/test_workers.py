@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transforms import (
     NotHere,
     die_at_70,
@@ -27,7 +26,6 @@ from transforms import (
     unpicklable_result,
 )
 
-import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.errors import LoaderError, TransformError
 
@@ -97,21 +95,6 @@ def test_batches_are_the_callers_own_and_survive_the_workers(stored: DataConfig)
     batches[0]["x"][:] = -1
     del loader
     check(batches[1:], list(DataLoader(stored, batch_size=100, transform=double))[1:])
-
-
-@pytest.mark.parametrize("index", [False, True])
-def test_tensors_of_every_kind(stored: DataConfig, index: bool) -> None:
-    loader = storage_loader.torch.DataLoader(
-        stored, batch_size=64, num_workers=1, transform=double, index=index, extras=("row", "valid")
-    )
-    rows = []
-    for batch in loader:
-        assert batch["half"].dtype == torch.bfloat16
-        assert (batch["half"][:, 0] == (batch["id"] % 256).to(torch.bfloat16)).all()
-        assert (batch["x"][:, 4] == 2 * batch["id"]).all()
-        assert batch["row"].tolist() == batch["id"].tolist()
-        rows += batch["row"][batch["valid"]].tolist()
-    assert rows == list(range(ROWS))
 
 
 def test_single_rows_ranks_and_state(stored: DataConfig) -> None:
@@ -257,8 +240,14 @@ def test_an_early_exit_ends_the_workers(stored: DataConfig) -> None:
 
 
 def test_memory_of_batches_has_no_name(stored: DataConfig, tmp_path: Path) -> None:
-    shared = Path("/dev/shm")
-    before = set(shared.iterdir()) if shared.is_dir() else set()
+    before = _names_of_memory()
     held = list(DataLoader(stored, batch_size=50, transform=double, num_workers=2))
     assert len(held) == 8
-    assert (set(shared.iterdir()) if shared.is_dir() else set()) == before
+    assert _names_of_memory() == before
+
+
+def _names_of_memory() -> set[str]:
+    """But for what torch's workers have in the tests that run beside this one."""
+    shared = Path("/dev/shm")
+    found = os.listdir(shared) if shared.is_dir() else []
+    return {name for name in found if not name.startswith(("sem.", "torch_"))}

@@ -14,6 +14,10 @@ def double(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "x": batch["x"] * 2, "pid": os.getpid(), "text": "kept"}
 
 
+def keep(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
 def fail_at_70(batch: dict[str, Any]) -> dict[str, Any]:
     if 70 in batch["id"]:
         raise ZeroDivisionError("seventy")

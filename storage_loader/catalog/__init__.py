@@ -2,21 +2,34 @@
 
 from .catalog import Catalog
 from .commits import Commit, CommitId, live_commits
-from .listing import DatasetInfo, dataset_info, delete, list_datasets
+from .gc import Collected, Garbage, collect_garbage
+from .history import LoggedCommit, commit_log, drop_commit
+from .listing import DatasetInfo, dataset_info, delete, find_datasets, list_datasets
 from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
+from .verify import Problem, Verified, verify_dataset
 
 __all__ = [
     "Catalog",
+    "Collected",
     "Commit",
     "CommitId",
     "DatasetInfo",
+    "Garbage",
+    "LoggedCommit",
+    "Problem",
     "Snapshot",
     "StoredObject",
     "StoredObjects",
+    "Verified",
     "Version",
+    "collect_garbage",
+    "commit_log",
     "dataset_info",
     "delete",
+    "drop_commit",
+    "find_datasets",
     "list_datasets",
     "live_commits",
+    "verify_dataset",
 ]

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json
+from ..config import DataConfig, canonical_json, is_dataset_name
 from ..errors import (
     ConfigError,
     DatasetNotFoundError,
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
+    SaverError,
     SchemaError,
     StorageLoaderError,
     StoreError,
     VersionNotFoundError,
 )
+from ..keywords import shown
 from ..schema import Schema
-from ..store import Store, open_store
-from .commits import FORMAT, Commit, CommitId, live_commits, read_json
+from ..store import ObjectInfo, Store, open_store
+from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
+from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
 
 _LIST_TRIES = 3  # a reader may meet commits that are being deleted
 _SHOWN = 12  # datasets named by an error
+_DATASET_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class StoredCommit:
+    """A commit, and what the store says of it."""
+
+    commit: Commit
+    info: ObjectInfo
 
 
 class Catalog:
@@ -38,12 +54,17 @@ class Catalog:
         self.store = store or open_store(config)
         self.prefix = config.dataset_prefix
 
+    @property
+    def schema_key(self) -> str:
+        """Where dataset.json lies."""
+        return f"{self.prefix}/dataset.json"
+
     def read_schema(self) -> Schema | None:
         """The stored schema; None where the dataset does not exist.
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        key = f"{self.prefix}/dataset.json"
+        key = self.schema_key
         try:
             data = self.store.get(key)
         except ObjectNotFoundError:
@@ -95,7 +116,7 @@ class Catalog:
                 {"format": FORMAT, **self.config.identity, "attributes": schema.to_json()}
             )
             try:
-                self.store.put(f"{self.prefix}/dataset.json", body, create=True)
+                self.store.put(self.schema_key, body, create=True)
             except ObjectExistsError:
                 stored = self.require_schema()
         if stored is not None:
@@ -103,20 +124,58 @@ class Catalog:
 
     def commit_ids(self) -> list[CommitId]:
         """The ids of all commits there are, replaced ones too, in order."""
-        found = (info.key.rsplit("/", 1)[-1] for info in self.store.list(f"{self.prefix}/metadata"))
-        ids = (CommitId.parse(n.removesuffix(".json")) for n in found if n.endswith(".json"))
-        return sorted(i for i in ids if i is not None)
+        return sorted(self.commit_infos())
+
+    def commit_infos(self) -> dict[CommitId, ObjectInfo]:
+        """What the store knows of each commit there is, replaced ones too."""
+        listed = {self.commit_of(info.key): info for info in self.store.list(self.commit_folder)}
+        return {i: info for i, info in listed.items() if i is not None}
+
+    @property
+    def commit_folder(self) -> str:
+        """Where the commits lie."""
+        return f"{self.prefix}/metadata"
+
+    def commit_key(self, commit_id: CommitId) -> str:
+        """Where a commit lies."""
+        return f"{self.commit_folder}/{commit_id}.json"
+
+    def commit_of(self, key: str) -> CommitId | None:
+        """The commit that lies under a key; None where it is no commit's."""
+        commit_id = CommitId.parse(key.rsplit("/", 1)[-1].removesuffix(".json"))
+        return commit_id if commit_id and key == self.commit_key(commit_id) else None
 
     def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
         """The commits of these ids; `ObjectNotFoundError` where one is gone."""
-        keys = [self._commit_key(i) for i in ids]
+        keys = [self.commit_key(i) for i in ids]
         return {
             i: Commit.from_bytes(bytes(data), schema, place=f"{self.store.url}/{key}")
             for i, key, data in zip(ids, keys, self.store.get_all(keys), strict=True)
         }
 
-    def _commit_key(self, commit_id: CommitId) -> str:
-        return f"{self.prefix}/metadata/{commit_id}.json"
+    def read_everything(self) -> tuple[Schema | None, dict[CommitId, StoredCommit]]:
+        """The schema and all commits there are now, in order; no schema before the first commit.
+
+        Raises `FormatError` where any of them cannot be read.
+        """
+        problem: StorageLoaderError
+        for _ in range(_LIST_TRIES):
+            infos = self.commit_infos()  # first: dataset.json is there before any commit
+            schema = self.read_schema()
+            if schema is None:
+                problem = FormatError(
+                    f"{self.store.url}/{self.prefix}: there are commits, but no dataset.json"
+                )
+                if infos:  # or it is being deleted
+                    continue
+                return None, {}
+            try:
+                commits = self.read_commits(schema, sorted(infos))
+            except ObjectNotFoundError as error:
+                problem = error
+            else:
+                return schema, {i: StoredCommit(one, infos[i]) for i, one in commits.items()}
+        raise problem
 
     def publish(
         self,
@@ -126,32 +185,71 @@ class Catalog:
         writer: str,
         number: int,
         refresh: bool = False,
+        replaces: Sequence[CommitId] = (),
+        attempt: str | None = None,
     ) -> CommitId:
         """Make stored objects visible, all at once, by one create-only put, after `create`.
 
-        With `refresh` the commit replaces exactly the commits that are listed now.
+        With `refresh` the commit replaces exactly the commits that are listed now, else those
+        that `replaces` names. With `attempt`, a random name, the writer's number is claimed first:
+        `SaverError` where another attempt under the writer's name has it, and then nothing becomes
+        visible.
         """
         listed = self.commit_ids()
         commit_id = CommitId(listed[-1].seq + 1 if listed else 1, writer, number)
         commit = Commit(
             schema.hash,
             tuple(objects),
-            tuple(listed) if refresh else (),
+            tuple(listed if refresh else replaces),
             {
                 "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "library": f"storage_loader {distribution_version('storage_loader')}",
             },
         )
-        self._put_commit(self._commit_key(commit_id), commit.to_bytes())
+        try:
+            if attempt is not None:
+                claim = f"{self.prefix}/{claim_key(commit_id)}"
+                self._put_once(claim, claim_body(commit_id, attempt))
+            self._put_once(self.commit_key(commit_id), commit.to_bytes())
+        except ObjectExistsError as error:
+            if attempt is None:
+                raise
+            raise SaverError(
+                f"another attempt saves under the writer name {writer!r}: commit {number} is not "
+                "this saver's; see that one job goes by a name, and make another saver, which "
+                "goes on after the rows that are committed"
+            ) from error
         return commit_id
 
-    def _put_commit(self, key: str, body: bytes) -> None:
+    def resume(self, schema: Schema, writer: str) -> Resumed:
+        """What is committed under a writer's name; a commit on its way is barred from now on."""
+        folder = f"{self.prefix}/objects/{writer}"
+        claim = last_claim(info.key for info in self.store.list(folder))
+        last = -1
+        if claim is not None:
+            data = bytes(self.store.get(claim))
+            claimed = claimed_id(data, claim, place=f"{self.store.url}/{claim}")
+            if claimed not in self.commit_ids():
+                # Where the key exists now, it was published meanwhile, or barred by another.
+                with contextlib.suppress(ObjectExistsError):
+                    body = barrier(schema, claimed).to_bytes()
+                    self.store.put(self.commit_key(claimed), body, create=True)
+            last = claimed.number
+        _, _, commits = self._read_listed()
+        own = [i for i in commits if i.writer == writer]
+        return Resumed(
+            1 + max([last, *(i.number for i in own)]),
+            sum(commits[i].num_rows for i in live_commits(commits) if i.writer == writer),
+            any(i not in commits[i].replaces for i in own),
+        )
+
+    def _put_once(self, key: str, body: bytes) -> None:
         try:
             self.store.put(key, body, create=True)
         except StoreError as error:
             # The answer to a put may be lost, and its retry then meets its own first attempt.
             try:
-                arrived = bytes(self.store.get(key)) == body
+                arrived = bytes(self.store.once().get(key)) == body
             except ObjectNotFoundError:
                 arrived = False
             except StoreError:
@@ -162,32 +260,40 @@ class Catalog:
                 raise
 
     def snapshot(self, version: Version | str | Sequence[str] | None = None) -> Snapshot:
-        """The dataset now, or at a version: a `Version`, its hash, or a list of commit ids.
+        """The dataset now, or at a version: a `Version` or its hash, a list of commit ids, or one
+        commit's id, for the dataset as it was after that one.
 
         Raises `DatasetNotFoundError`, or `VersionNotFoundError` where commits are gone.
         """
-        schema = self.require_schema()
-        for attempt in range(_LIST_TRIES):
-            ids = self.commit_ids()
-            if version is not None and not isinstance(version, str):
-                ids = _named_ids(version, ids)
-            try:
-                commits = self.read_commits(schema, ids)
-                break
-            except ObjectNotFoundError:
-                if attempt == _LIST_TRIES - 1:
-                    raise
-                schema = self.require_schema()
-        if version is None:
-            live = live_commits(commits)
-        elif isinstance(version, str):
-            live = _state_with_hash(version, commits)
-        else:
-            live = ids
+        named = None if isinstance(version, str) else version
+        schema, live, commits = self._read_listed(named)
+        if version is None or isinstance(version, str):
+            live = commits_of(version, commits)
         # Commits that were read hold columns.
         parts = [cast(StoredObjects, commits[i].objects) for i in live]
         objects = StoredObjects.joined(schema, parts)
-        return Snapshot(self.prefix, schema, Version.of(live), objects)
+        counts = tuple(len(part) for part in parts)
+        return Snapshot(self.prefix, schema, Version.of(live), objects, counts)
+
+    def _read_listed(
+        self, version: Version | Sequence[str] | None = None
+    ) -> tuple[Schema, list[CommitId], dict[CommitId, Commit]]:
+        """The schema, and all commits there are, or those that a version names, in order."""
+        tries_left = _LIST_TRIES
+        while True:
+            schema, ids = self.require_schema(), self.commit_ids()
+            if version is not None:
+                ids = named_ids(version, ids)
+            try:
+                commits = self.read_commits(schema, ids)
+            except ObjectNotFoundError:
+                tries_left -= 1
+                if not tries_left:
+                    raise
+                continue
+            if version is not None:
+                _check_not_barred(commits)
+            return schema, ids, commits
 
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.
@@ -206,8 +312,9 @@ class Catalog:
         if schema is not None:
             # Stopped half way, an emptied dataset remains, never one with half its rows. Were
             # dataset.json to go before the commit, another schema could meet that commit.
-            emptied = self.publish(schema, [], writer="delete", number=0, refresh=True)
-            last = [self._commit_key(emptied), f"{self.prefix}/dataset.json"]
+            writer = f"delete-{secrets.token_hex(8)}"  # a commit of its own each time
+            emptied = self.publish(schema, [], writer=writer, number=0, refresh=True)
+            last = [self.commit_key(emptied), self.schema_key]
         self.store.delete([key for key in keys if key not in last])
         for key in last:
             self.store.delete([key])
@@ -218,7 +325,13 @@ def stored_datasets(
 ) -> list[tuple[dict[str, object], Schema]]:
     """Identity and schema of each dataset in a store, of one name or of all, sorted by name."""
     names = store.list_folders() if name is None else [name]
-    keys = [f"{n}/{i}/dataset.json" for n in names for i in store.list_folders(n)]
+    keys = [
+        f"{n}/{i}/dataset.json"
+        for n in names
+        if is_dataset_name(n)
+        for i in store.list_folders(n)
+        if _DATASET_ID.fullmatch(i)
+    ]
     found = []
     for key in keys:
         try:
@@ -237,14 +350,17 @@ def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, objec
         described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
     except StorageLoaderError as error:
         raise FormatError(f"{place}: {error}") from error
+    if schema.to_json() != value["attributes"]:
+        raise FormatError(f"{place}: an attribute is not written as name, dtype and shape")
     if f"{described.dataset_prefix}/dataset.json" != key:
-        raise FormatError(f"{place}: this describes another dataset, {described.identity}")
+        raise FormatError(f"{place}: this describes another dataset, {shown(described.identity)}")
     return described.identity, schema
 
 
-def _named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
+def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
+    """The commits of a version or list, all of them listed; else `VersionNotFoundError`."""
     if not isinstance(version, (Version, Sequence)):
-        raise ConfigError(f"version {version!r}: a Version, its hash or a list of commit ids")
+        raise ConfigError(f"version {version!r}: a Version, its hash, a commit id, or a list")
     names = version.commits if isinstance(version, Version) else list(version)
     by_name = {str(i): i for i in listed}
     gone = [name for name in names if name not in by_name]
@@ -253,14 +369,29 @@ def _named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> 
     return [by_name[name] for name in names]
 
 
-def _state_with_hash(wanted: str, commits: dict[CommitId, Commit]) -> list[CommitId]:
-    """The state, now or after any earlier commit, whose version has this hash."""
-    ids = sorted(commits)
-    for count in range(len(ids), -1, -1):
-        live = live_commits({i: commits[i] for i in ids[:count]})
-        if Version.of(live).hash == wanted:
+def _check_not_barred(commits: dict[CommitId, Commit]) -> None:
+    barred = [str(i) for i, commit in commits.items() if i in commit.replaces]
+    if barred:
+        raise VersionNotFoundError(f"commits of this version are gone: {barred[:5]}")
+
+
+def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
+    """The live commits now, or in the state with this hash or after the commit of this id."""
+    live = live_commits(commits)
+    if version is None or version == Version.of(live).hash:
+        return live
+    wanted = CommitId.parse(version)
+    for commit_id, live in states(commits):
+        if wanted == commit_id or (not wanted and version == Version.of(live).hash):
+            gone = [str(i) for i in live if i not in commits]
+            if gone:
+                raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
             return live
+    if version == Version(()).hash:
+        return []
+    if wanted:
+        raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")
     raise VersionNotFoundError(
-        f"no version {wanted!r}: of {len(ids)} commits no state has this hash; pass a Version "
-        "or a list of commit ids"
+        f"no version {version!r}: of {len(commits)} commits no state has this hash or is after "
+        "this commit; `storage-loader log` lists them"
     )

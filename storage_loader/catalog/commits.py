@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from ..config import canonical_json
 from ..errors import FormatError
+from ..keywords import shown
 from ..layout import ObjectLayout
 from ..schema import Schema
-from .objects import StoredObject
+from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
 FORMAT = 1
@@ -33,7 +34,7 @@ class CommitId:
         if not (0 <= self.seq < 10**12 and 0 <= self.number < 10**6):
             raise FormatError(
                 f"commit id {self}: 12 digits, writer, 6 digits; after a million commits "
-                "make another saver"
+                "make another saver, under another name"
             )
 
     @classmethod
@@ -63,6 +64,8 @@ class Commit:
     @property
     def num_rows(self) -> int:
         """Rows of all objects."""
+        if isinstance(self.objects, StoredObjects):
+            return sum(self.objects.rows.tolist())
         return sum(o.rows for o in self.objects)
 
     def to_bytes(self) -> bytes:
@@ -93,7 +96,7 @@ class Commit:
         """Raises `FormatError`, naming `place`, for bytes that are no commit of `schema`."""
         value = read_json(data, ("schema", "replaces", "layouts", "objects"), place=place)
         if value["schema"] != schema.hash:
-            raise FormatError(f"{place}: written for another schema ({value['schema']!r})")
+            raise FormatError(f"{place}: written for another schema ({shown(value['schema'])})")
         replaces = [
             CommitId.parse(text) for text in parse_list(value["replaces"], "replaces", place)
         ]
@@ -110,38 +113,86 @@ class Commit:
 def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, Any]:
     """A JSON object of this format with exactly the `required` keys, `format` and `info`."""
     try:
-        value = json.loads(data)
+        # As text: json would take bytes for UTF-16 or UTF-32, too.
+        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{place}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise FormatError(f"{place}: a JSON object is needed")
     if value.get("format") != FORMAT or isinstance(value.get("format"), bool):
         raise FormatError(
-            f"{place}: format {value.get('format')!r}; this version of storage_loader reads "
+            f"{place}: format {shown(value.get('format'))}; this version of storage_loader reads "
             f"format {FORMAT}: upgrade it"
         )
     missing = [key for key in required if key not in value]
     unknown = sorted(set(value) - {*required, "format", "info"})
     if missing or unknown:
-        raise FormatError(f"{place}: missing keys {missing}, unknown keys {unknown}")
+        raise FormatError(f"{place}: missing keys {missing}, unknown keys {shown(unknown)}")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; other readers may take the first of two values under one key."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return value
+
+
+def _constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def live_commits(commits: Mapping[CommitId, Commit]) -> list[CommitId]:
     """The commits whose rows are the dataset, in their order.
 
-    A commit is not live where another replaces it. Of two that replace a common commit the
-    later takes effect and the earlier is as if it had never been published.
+    A commit is not live where another replaces it, or it itself. Of two that replace a common
+    commit the later takes effect and the earlier is as if it had never been published; so is of
+    two with one writer and number the later.
     """
     replaced: set[CommitId] = set()
-    void: set[CommitId] = set()
-    for commit_id in sorted(commits, reverse=True):
+    first: dict[tuple[str, int], CommitId] = {}
+    for commit_id in sorted(commits):
+        first.setdefault((commit_id.writer, commit_id.number), commit_id)
+    void = set(commits) - set(first.values())
+    for commit_id in sorted(first.values(), reverse=True):
         replaces = commits[commit_id].replaces
         if replaced.isdisjoint(replaces):
             replaced.update(replaces)
         else:
             void.add(commit_id)
     return [i for i in sorted(commits) if i not in replaced and i not in void]
+
+
+def states(commits: Mapping[CommitId, Commit]) -> Iterator[tuple[CommitId, list[CommitId]]]:
+    """After each commit, in order: the live commits of it and those before it.
+
+    Commits that are gone and that others replace count as if they had been there, with nothing
+    replaced: a state that needs one names it.
+    """
+    named = {i for commit in commits.values() for i in commit.replaces}
+    schema_hash = next((commit.schema_hash for commit in commits.values()), "")
+    known = {**dict.fromkeys(named, Commit(schema_hash)), **commits}
+    before: dict[CommitId, Commit] = {}
+    numbers: set[tuple[str, int]] = set()
+    replaced: set[CommitId] = set()
+    live: list[CommitId] = []
+    for commit_id in sorted(known):
+        replaces = set(known[commit_id].replaces)
+        number = (commit_id.writer, commit_id.number)
+        replaced |= replaces
+        is_plain = number not in numbers and commit_id not in replaced
+        # A thousand commits need not be looked at for each of a thousand.
+        if is_plain and not replaces:
+            live = [*live, commit_id]
+        elif is_plain and before.keys() <= replaces:
+            live = [commit_id]
+        else:
+            live = live_commits({**before, commit_id: known[commit_id]})
+        before[commit_id] = known[commit_id]
+        numbers.add(number)
+        if commit_id in commits:
+            yield commit_id, live
 
 
 def _layout_json(layout: ObjectLayout) -> bytes:

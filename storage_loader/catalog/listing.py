@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import DataConfig, JSONScalar, canonical_json
+from ..credentials import Provider
 from ..errors import BucketNotFoundError, ConfigError, DatasetNotFoundError
 from ..keywords import checked_keywords
 from ..store import open_store
@@ -36,6 +37,7 @@ def list_datasets(
     endpoint: str | None = None,
     access_key: str | None = None,
     secret_key: str | None = None,
+    credentials: Provider | None = None,
     secure: bool | None = None,
     region: str | None = None,
 ) -> list[DatasetInfo]:
@@ -45,16 +47,32 @@ def list_datasets(
     `DataConfig`. A bucket that does not exist holds none only where it is the default one;
     else `BucketNotFoundError`.
     """
-    if where is not None and not isinstance(where, Mapping):
-        raise ConfigError(f"where {where!r}: a dict of values that `additional` has")
     settings: dict[str, Any] = {
-        "storage": storage,
         "endpoint": endpoint,
         "access_key": access_key,
         "secret_key": secret_key,
+        "credentials": credentials,
         "secure": secure,
         "region": region,
     }
+    infos = []
+    for config in find_datasets(storage, name=name, where=where, **settings):
+        with contextlib.suppress(DatasetNotFoundError):  # deleted since it was listed
+            infos.append(dataset_info(config))
+    return infos
+
+
+def find_datasets(
+    storage: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    where: Mapping[str, JSONScalar] | None = None,
+    **settings: Any,
+) -> list[DataConfig]:
+    """The configs of `list_datasets`'s datasets; reads no commit."""
+    if where is not None and not isinstance(where, Mapping):
+        raise ConfigError(f"where {where!r}: a dict of values that `additional` has")
+    settings = {"storage": storage, **settings}
     store = open_store(DataConfig("any" if name is None else name, **settings))
     try:
         found = stored_datasets(store, name=name)
@@ -62,15 +80,12 @@ def list_datasets(
         if storage is not None:
             raise
         return []
-    infos = []
+    configs = []
     for identity, schema in found:
         additional: Any = identity["additional"]
-        if where and not all(_has(additional, key, value) for key, value in where.items()):
-            continue
-        config = DataConfig(str(identity["name"]), schema, additional, **settings)
-        with contextlib.suppress(DatasetNotFoundError):  # deleted since it was listed
-            infos.append(dataset_info(config))
-    return infos
+        if all(_has(additional, key, value) for key, value in (where or {}).items()):
+            configs.append(DataConfig(str(identity["name"]), schema, additional, **settings))
+    return configs
 
 
 def _has(additional: Mapping[str, JSONScalar], key: str, value: JSONScalar) -> bool:
@@ -78,9 +93,11 @@ def _has(additional: Mapping[str, JSONScalar], key: str, value: JSONScalar) -> b
     return key in additional and canonical_json(additional[key]) == canonical_json(value)
 
 
-def dataset_info(config: DataConfig) -> DatasetInfo:
-    """Rows, objects, bytes and version of one dataset."""
-    snapshot = Catalog(config).snapshot()
+def dataset_info(
+    config: DataConfig, version: Version | str | Sequence[str] | None = None
+) -> DatasetInfo:
+    """Rows, objects, bytes and version of one dataset, as it is now or was at a version."""
+    snapshot = Catalog(config).snapshot(version)
     return DatasetInfo(
         replace(config, attributes=snapshot.schema.attributes),
         snapshot.version,

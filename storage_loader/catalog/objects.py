@@ -129,6 +129,14 @@ class StoredObjects(Sequence[StoredObject]):
         record = self._records[index]
         return self._key(int(record["stem"]), int(record["number"]))
 
+    def first_repeated(self) -> str | None:
+        """The key of an object that is not there for the first time; None where there is none."""
+        # 62 bits: a key is its stem and number, and no two stems are equal.
+        keys = self._records["stem"].astype(np.int64) * 2**30 + self._records["number"]
+        order = np.argsort(keys, kind="stable")
+        again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+        return self.key(int(order[again + 1].min())) if len(again) else None
+
     def _key(self, stem: int, number: int) -> str:
         digits = "" if number < 0 else f"{number:0{_DIGITS}}"
         return f"{self._stems[stem]}{digits}{_END}"

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FormatError
+from ..keywords import shown
 from ..layout import misfits
 from ..schema import Schema
 from .objects import StoredObjects, layout_of
 
-_KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\.h5")
+# A part of 200 characters is a file's name everywhere, that of a cache file too.
+_KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]{0,199}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.h5")
 _HEX = re.compile(r"[0-9a-f]*")
 _HEX_DIGITS = 16
 _COLUMNS = ("key", "rows", "nbytes", "checksum", "blocks_checksum", "layout")
@@ -47,7 +49,7 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
     shapes: dict[tuple[int, int, int], int] = {}
     columns_of_shape = zip(rows.tolist(), nbytes.tolist(), index.tolist(), strict=True)
     form = [shapes.setdefault(shape, len(shapes)) for shape in columns_of_shape]
-    return StoredObjects.of(
+    objects = StoredObjects.of(
         schema,
         keys=keys,
         forms=_forms(np.array(list(shapes), np.int64).reshape(-1, 3), table, schema, place),
@@ -55,6 +57,15 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
         checksums=checksums,
         blocks_checksums=blocks_checksums,
     )
+    refuse_repeated(objects, place)
+    return objects
+
+
+def refuse_repeated(objects: StoredObjects, place: str) -> None:
+    """Raise `FormatError` where an object stands twice: its rows would be doubled."""
+    repeated = objects.first_repeated()
+    if repeated is not None:
+        raise FormatError(f"{place}: {repeated} stands twice")
 
 
 def parse_list(value: object, name: str, place: str) -> list[Any]:
@@ -72,14 +83,16 @@ def _whole(values: list[Any], least: int, place: str, name: Callable[[int], str]
             if not len(numbers) or numbers.min() >= least:
                 return numbers
     index, wrong = _first_wrong(values, lambda v: type(v) is int and least <= v < 2**63)
-    raise FormatError(f"{place}: {name(index)} is {wrong!r}, not a whole number from {least} up")
+    raise FormatError(
+        f"{place}: {name(index)} is {shown(wrong)}, not a whole number from {least} up"
+    )
 
 
 def _keys(values: list[Any], place: str) -> list[str]:
     if set(map(type, values)) <= {str} and all(map(_KEY.fullmatch, values)):
         return values
     _, wrong = _first_wrong(values, lambda v: isinstance(v, str) and _KEY.fullmatch(v) is not None)
-    raise FormatError(f"{place}: {wrong!r} is no key of an object")
+    raise FormatError(f"{place}: {shown(wrong)} is no key of an object")
 
 
 def _checksums(values: list[Any], keys: Sequence[str], place: str) -> npt.NDArray[np.uint64]:
@@ -92,7 +105,7 @@ def _checksums(values: list[Any], keys: Sequence[str], place: str) -> npt.NDArra
         lambda v: isinstance(v, str) and len(v) == _HEX_DIGITS and _HEX.fullmatch(v) is not None,
     )
     raise FormatError(
-        f"{place}: checksum {wrong!r} of {keys[index]} is not {_HEX_DIGITS} hex digits"
+        f"{place}: checksum {shown(wrong)} of {keys[index]} is not {_HEX_DIGITS} hex digits"
     )
 
 

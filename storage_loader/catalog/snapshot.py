@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FormatError
 from ..schema import Schema
 from .commits import CommitId
 from .objects import StoredObjects
+from .parse import refuse_repeated
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,25 @@ class Version:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The objects of one version in row order. Immutable, picklable, knows no store."""
+    """The objects of one version in row order. Immutable, picklable, knows no store.
+
+    Raises `FormatError` where an object stands twice, in one commit or in two.
+    """
 
     prefix: str  # of the dataset in its storage
     schema: Schema
     version: Version
     objects: StoredObjects
+    counts: tuple[int, ...]  # objects of each commit of the version
+
+    def __post_init__(self) -> None:
+        refuse_repeated(self.objects, self.prefix)
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """First row of each object, and the number of rows last: shape (objects + 1,)."""
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.objects.rows)])
-        if starts.min() < 0:  # wrapped: each object alone has fewer than 2**63
-            raise FormatError(f"{self.prefix}: its commits say that it has 2**63 rows or more")
-        return starts
+        # An object has fewer than 2**31: so many that the sum would wrap fit no memory.
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.objects.rows)])
 
     @property
     def num_rows(self) -> int:
@@ -70,6 +75,19 @@ class Snapshot:
     def key(self, index: int) -> str:
         """The key of an object in the store."""
         return f"{self.prefix}/{self.objects.key(index)}"
+
+    def described(self, index: int, start: int = 0, stop: int | None = None) -> str:
+        """What rows of an object are to people: `rows 3 to 5 of dataset <prefix>, commit <id>`.
+
+        `start`, `stop`: rows of the object; all of them by default.
+        """
+        first = int(self.starts[index])
+        last = int(self.starts[index + 1]) if stop is None else first + stop
+        commit = int(np.searchsorted(np.cumsum(self.counts), index, "right"))
+        return (
+            f"rows {first + start} to {last} of dataset {self.prefix}, "
+            f"commit {self.version.commits[commit]}"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "starts"}  # 8 bytes an object

@@ -15,11 +15,10 @@ import h5py
 import numpy as np
 
 from ..errors import FormatError, SchemaError
-from ..layout import ALIGNMENT, CHECKSUM_NBYTES, ObjectLayout, block_rows
+from ..layout import ALIGNMENT, CHECKSUM_NBYTES, MAX_ROWS, ObjectLayout, block_rows
 from ..schema import Attribute, Schema
 
 CHECKSUMS = ".checksums"  # no attribute's name begins with a dot
-MAX_ROWS = 2**31 - 1  # of one object; only reached by rows without bytes
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,10 @@ def template(schema: Schema, rows: int) -> Template:
     blocks = {a.name: block_rows(a.row_nbytes) for a in schema}
     num_checksums = sum(-(-rows // blocks[a.name]) for a in schema if a.row_nbytes)
     offsets = {}
-    with h5py.File(
-        file, "w", libver="latest", alignment_threshold=1, alignment_interval=ALIGNMENT
-    ) as h5:
+    with _created(file) as h5:
         checksums_offset = _create(h5, CHECKSUMS, h5py.h5t.STD_U64LE, (num_checksums, 1))
         for a in sorted(schema, key=lambda a: a.row_nbytes):
-            offsets[a.name] = _create(h5, a.name, _file_type(a), (rows, a.num_values))
+            offsets[a.name] = _create(h5, a.name, file_type(a), (rows, a.num_values))
     layout = ObjectLayout.of(
         schema,
         rows=rows,
@@ -101,6 +98,21 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
     return fits
 
 
+def _created(file: _Recorder) -> h5py.File:
+    """An empty HDF5 file, of the same bytes at any time.
+
+    HDF5 1.10 and later read it: of the newest format that HDF5 2 writes, 1.14 reads no complex.
+    """
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    access.set_alignment(1, ALIGNMENT)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # of the root group
+    return h5py.File(h5py.h5f.create(b"template", h5py.h5f.ACC_TRUNC, creation, access))
+
+
 def _create(h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, int]) -> int:
     """An empty contiguous dataset; returns the offset of its bytes, 0 where it has none."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -116,7 +128,7 @@ def _create(h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[i
     return offset or 0
 
 
-def _file_type(attribute: Attribute) -> h5py.h5t.TypeID:
+def file_type(attribute: Attribute) -> h5py.h5t.TypeID:
     """The HDF5 type of an attribute's values: little-endian on every machine."""
     if attribute.dtype == "bfloat16":
         kind = h5py.h5t.IEEE_F32LE.copy()  # sign 1, exponent 8, mantissa 7 bits: half a float32

@@ -55,12 +55,20 @@ class Ahead(Generic[S, T]):
     """
 
     def __init__(
-        self, items: Iterator[S], make: Callable[[S], T], stop: threading.Event | None = None
+        self,
+        items: Iterator[S],
+        make: Callable[[S], T],
+        stop: threading.Event | None = None,
+        *,
+        threads: int = _AHEAD + 1,
     ) -> None:
-        """`stop` is set once nobody wants results any more: `items` should end early then."""
+        """`stop` is set once nobody wants results any more: `items` should end early then.
+        `threads`: at most; more than the results that may be ahead are of no use.
+        """
         self._items = items
         self._make = make
         self._stop = stop or threading.Event()
+        self._threads = min(threads, _AHEAD + 1, os.cpu_count() or 1)
         self._slots = threading.Semaphore(_AHEAD)
         self._turn = threading.Lock()
         self._is_over = False
@@ -76,7 +84,7 @@ class Ahead(Generic[S, T]):
         end = weakref.finalize(self, _end, self._stop, self._slots, threads)
         future = None
         try:
-            for number in range(min(_AHEAD + 1, os.cpu_count() or 1)):
+            for number in range(self._threads):
                 name = f"storage_loader-ahead-{number}"
                 threads.append(threading.Thread(target=self._run, name=name, daemon=True))
                 threads[-1].start()

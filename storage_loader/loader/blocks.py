@@ -13,20 +13,23 @@ from ..catalog import StoredObject
 from ..errors import ChecksumError
 from ..schema import Schema
 from ..store import Buffer, xxh3
+from .objects import Objects
 from .order import Rows
 
 
 class Checksums:
-    """An object's checksum table, itself verified. `place` names the object in errors."""
+    """An object's checksum table, itself verified."""
 
-    def __init__(self, stored: StoredObject, table: Buffer, place: str) -> None:
+    def __init__(self, objects: Objects, index: int, table: Buffer) -> None:
+        stored = objects.stored(index)
         if xxh3(table) != stored.blocks_checksum:
             raise ChecksumError(
-                f"{place}: the checksum table differs from its own checksum in the commit; "
-                "the object was altered or damaged after it was saved"
+                f"{objects.url(index)}: the checksum table differs from its own checksum in the "
+                "commit; the object was altered or damaged after it was saved, and nothing can be "
+                f"verified of {objects.needing(index)}"
             )
         self._layout = stored.layout
-        self._place = place
+        self._objects, self._index = objects, index
         self._table: npt.NDArray[Any] = np.frombuffer(bytes(table), "<u8")
 
     def holds(self, block: int, data: Buffer) -> bool:
@@ -47,9 +50,11 @@ class Checksums:
         )
         first = (block - self._layout.first_checksum[name]) * column.block_rows
         stop = min(first + column.block_rows, column.rows)
+        snapshot = self._objects.snapshot
         return ChecksumError(
-            f"{self._place}: attribute {name!r}, rows {first} to {stop} of this object differ "
-            "from their checksum; the object was altered or damaged after it was saved"
+            f"{self._objects.url(self._index)}: attribute {name!r}, rows {first} to {stop} of this "
+            "object differ from their checksum; the object was altered or damaged after it was "
+            f"saved; they are {snapshot.described(self._index, first, stop)}"
         )
 
 

@@ -42,7 +42,7 @@ _WRITE_NBYTES = 2**18
 _POLL = 0.005  # s between attempts to get a lock that another process holds ...
 _MAX_POLL = 0.1  # ... doubling up to here
 _REFUSED = 60.0  # s without another attempt on a full disk
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheFullError(Exception):
@@ -84,11 +84,23 @@ class Cache:
         Raises `LoaderError` where the folder cannot be used.
         """
         try:
+            _make_private(self._own)
+            self._check_own()
             return CacheFile(self._folder / f"{key}{_SUFFIX}", nbytes, num_blocks)
         except OSError as error:
             if error.errno in _FULL:
                 raise CacheFullError from error
             raise self._unusable(error) from error
+
+    def _check_own(self) -> None:
+        """`folder` may be one where others make files, too: what they made is not ours to fill."""
+        found = os.lstat(self._own)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM, "a link, or another user's; somebody else made it", str(self._own)
+            )
+        if found.st_mode & 0o077:
+            self._own.chmod(0o700)
 
     def reserve(self, nbytes: int, file: CacheFile) -> bool:
         """Count `nbytes` more of the disk for `file`, evicting what was not used for longest.

@@ -34,10 +34,12 @@ class Dataset(View):
         transform: Transform | None = None,
         as_tuple: bool = False,
         version: Version | str | Sequence[str] | None = None,
+        verify: bool = True,
     ) -> None:
         """`attributes`: read only these, in this order. `transform` gets what `ds[i]` gives:
         one row or a batch. `as_tuple`: a tuple in attribute order instead of a dict.
         `version`: a `Version`, its hash or a list of commit ids instead of the newest.
+        `verify=False`: rows are given without a look at their checksums.
         """
         super().__init__(
             config,
@@ -45,6 +47,7 @@ class Dataset(View):
             version=version,
             transform=transform,
             as_tuple=as_tuple,
+            verify=verify,
         )
 
     def __len__(self) -> int:
@@ -54,6 +57,8 @@ class Dataset(View):
         if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
             rows = _row_numbers([index], self.num_rows)
             return self._finish(one_row(self._source.read(rows), 0), rows)
+        if isinstance(index, slice):
+            self._source.confirm(range(*index.indices(self.num_rows)))
         rows = _row_numbers(index, self.num_rows)
         return self._finish(self._source.read(rows), rows)
 

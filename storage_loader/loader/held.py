@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import StoredObject
-from ..errors import ChecksumError, FormatError, StoreError
+from ..errors import ChecksumError
 from ..ranges import Range, coalesce
-from ..schema import Schema
-from ..store import Buffer, Store
+from ..store import Buffer
 from .blocks import Checksums
 from .cache import PAGE, Cache, CacheFile, Writer
-from .gather import Array, void_rows
+from .objects import Objects
 from .order import Rows
+from .parts import Array, void_rows
 from .work import Work
 
 Blocks = npt.NDArray[np.bool_]
@@ -37,36 +36,26 @@ class HeldObject:
 
     def __init__(
         self,
-        stored: StoredObject,
-        schema: Schema,
-        store: Store,
-        key: str,
+        objects: Objects,
+        index: int,
         verified: Blocks,
         file: CacheFile | None,
     ) -> None:
         """`verified` is updated in place; `file` is None where the store itself is local."""
-        self._stored = stored
-        self._store = store
-        self._key = key
+        self._objects = objects
+        self._index = index
+        self._stored = objects.stored(index)
         self._verified = verified
         self._file = file
         self._busy = np.zeros_like(verified)  # blocks that a thread fetches or verifies
         self._changed = threading.Condition()
         self._checksums: Checksums | None = None
-        self._data = store.get(key) if file is None else file.data
-        if self._data.nbytes != stored.nbytes:
-            raise FormatError(
-                f"{self._place} has {self._data.nbytes} bytes, its commit says {stored.nbytes}"
-            )
+        self._data = objects.get(index) if file is None else file.data
         self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
-        for a in schema:
-            column = stored.layout.columns[a.name]
+        for a in objects.schema:
+            column = self._stored.layout.columns[a.name]
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
-
-    @property
-    def _place(self) -> str:
-        return f"{self._store.url}/{self._key}"
 
     def has(self, needed: Blocks) -> bool:
         """Whether these blocks are here and verified."""
@@ -146,7 +135,7 @@ class HeldObject:
             if self._file is None:
                 places = np.flatnonzero(todo)
                 self._read_in(places, stop)
-                wrong = self._table().wrong(places.tolist(), self._data)
+                wrong = self._wrong(places)
             else:
                 wrong = self._bring(self._file, todo, stop)
             if stop.is_set():
@@ -178,14 +167,24 @@ class HeldObject:
             return iter(())
         if self._file is not None:
             return self._file.read(start, end)
-        return self._store.stream(self._key, start, end)
+        return self._objects.stream(self._index, start, end)
 
     def _table(self) -> Checksums:
         if self._checksums is None:
             start, end = self._stored.layout.checksums_range
             table = b"".join(self._pieces(start, end))
-            self._checksums = Checksums(self._stored, table, self._place)
+            self._checksums = Checksums(self._objects, self._index, table)
         return self._checksums
+
+    def _wrong(self, places: Rows) -> list[int]:
+        """Those of the blocks that are not what they were."""
+        if not self._objects.verify:
+            return []
+        return self._table().wrong(places.tolist(), self._data)
+
+    def _can_verify(self, file: CacheFile) -> bool:
+        """Whether the table is here, or not needed."""
+        return not self._objects.verify or (file.has_table and self._has_good_table())
 
     def _has_good_table(self) -> bool:
         try:
@@ -208,18 +207,18 @@ class HeldObject:
             )  # others may have brought some
             wrong = self._brought(file, places, stop)
             if wrong and not stop.is_set():  # damaged on the way: once more
-                self._store.note_retry(self._key)
+                self._objects.note_retry(self._index)
                 wrong = self._brought(file, np.array(wrong), stop)
             return wrong
 
     def _missing(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> Blocks:
         """Those of the blocks that are not here whole."""
-        if not (file.has_table and self._has_good_table()):
+        if not self._can_verify(file):
             return todo
         here = todo & file.present
         if here.any():
             self._read_in(np.flatnonzero(here), stop)
-            here[self._table().wrong(np.flatnonzero(here).tolist(), self._data)] = False
+            here[self._wrong(np.flatnonzero(here))] = False
         return todo & ~here
 
     def _brought(
@@ -230,20 +229,20 @@ class HeldObject:
             return []
         layout = self._stored.layout
         ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[places]]
-        has_table = file.has_table and self._has_good_table()
-        if not has_table:
+        can_verify = self._can_verify(file)
+        if not can_verify:
             ranges.append(layout.checksums_range)
         self._fetch(file, ranges, stop)
         if stop.is_set():
             return []
-        if not has_table:
+        if not can_verify:
             if not self._has_good_table():  # damaged on the way: once more
                 self._fetch(file, [layout.checksums_range], stop)
                 if stop.is_set():
                     return []
             self._table()
             file.mark_table()
-        wrong = self._table().wrong(places.tolist(), self._data)
+        wrong = self._wrong(places)
         for first, last in _runs(np.setdiff1d(places, wrong)):
             file.mark(first, last)
         return wrong
@@ -252,21 +251,17 @@ class HeldObject:
         wanted = coalesce(ranges).requests
         requests = coalesce(wanted, gap=spare_gap(wanted)).requests
         short = [r for r in requests if r[1] - r[0] <= _STREAMED]
+        objects = self._objects.until(stop)
         with Writer(file) as writer:
-            received = self._store.get_ranges(self._key, short)
+            received = objects.get_ranges(self._index, short)
             for (start, _), data in zip(short, received, strict=True):
                 _write_wanted(writer, start, data, wanted)
             for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
                 place = start
-                for piece in self._store.stream(self._key, start, end):
+                for piece in objects.stream(self._index, start, end):
                     place = _write_wanted(writer, place, piece, wanted)
                     if stop.is_set():
                         return
-                if place != end:
-                    raise StoreError(
-                        f"{self._place}: {place - start} bytes came for {start} to {end}; "
-                        "the object is shorter than its commit says"
-                    )
 
 
 def _write_wanted(writer: Writer, start: int, data: Buffer, wanted: list[Range]) -> int:

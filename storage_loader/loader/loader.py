@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag
 from ..process import PerProcess
 from .ahead import Ahead, when_it_pays
+from .memory import Memory
 from .order import Order, Shuffle, make_order
 from .partition import LAST_BATCH, LastBatch, Partition
 from .plan import Epoch
@@ -30,6 +31,10 @@ from .workers import Job, Workers
 
 EXTRAS = ("row", "valid")
 DEFAULT_PREFETCH = 256 * 2**20
+
+T = TypeVar("T")
+Result = tuple[int, int, Any]  # a finished batch with its number and rows
+Timed = tuple[T, float, float]  # with the moments when its rows were ready and gathered
 
 
 class DataLoader(View):
@@ -69,6 +74,7 @@ class DataLoader(View):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | None = None,
         index: bool = False,
+        verify: bool = True,
     ) -> None:
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
@@ -88,7 +94,8 @@ class DataLoader(View):
         `cache_dir`: where objects of a network store are kept, default the user's cache
         directory. `cache_size`: bytes kept there at most, for all datasets; default what the
         disk has, less a twentieth; 0 keeps nothing. `index`: as `cache_size=0`, never fill the
-        cache.
+        cache. `verify=False`: rows are given without a look at their checksums, those that an
+        unclean shutdown left in the cache too.
         """
         super().__init__(
             config,
@@ -96,6 +103,7 @@ class DataLoader(View):
             version=version,
             transform=transform,
             as_tuple=as_tuple,
+            verify=verify,
             cache_dir=cache_dir,
             cache_size=_cache_size(cache_size, flag("index", index)),
         )
@@ -222,7 +230,7 @@ class DataLoader(View):
                 return
             state = replace(state, epoch=state.epoch + 1, rows=0)
 
-    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[tuple[int, int, Any], None, None]:
+    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
         """Finished batches of one epoch, with their numbers and rows."""
         if self._num_workers:
             yield from self._worked(epoch, meter)
@@ -232,24 +240,31 @@ class DataLoader(View):
             moments = Meter(meter.clock)  # of what is read, perhaps ahead of what is given
             reads = (
                 (read, moments.ready, meter.clock())
-                for read in read_batches(self.schema, _stamped(due, moments))
+                for read in read_batches(self.schema, _stamped(due, moments), self._new_memory)
             )
-            results = (
-                when_it_pays(reads, self._made, stop)
-                if self._transform is None
-                else Ahead(reads, self._made, stop).results()
-            )
-            with closing(results):
+            with closing(self._results(reads, stop)) as results:
                 for result, meter.ready, meter.gathered in results:
                     yield result
 
-    def _made(self, timed: tuple[Read, float, float]) -> tuple[tuple[int, int, Any], float, float]:
+    def _results(
+        self, reads: Iterator[Timed[Read]], stop: threading.Event
+    ) -> Generator[Timed[Result], None, None]:
+        """`_made` of each, in order: here or ahead in threads."""
+        if self._transform is None:
+            return when_it_pays(reads, self._made, stop)
+        return Ahead(reads, self._made, stop).results()
+
+    def _new_memory(self) -> Memory | None:
+        """Where the next batch is put; None: new arrays. Not asked in worker processes."""
+        return None
+
+    def _made(self, timed: Timed[Read]) -> Timed[Result]:
         """A batch with its number and rows, and the moments when it was ready and gathered."""
         read, ready, gathered = timed
         result = read.number, len(read.rows), self._batch(read)
         return result, ready, gathered if self._transform else float("inf")
 
-    def _worked(self, epoch: Epoch, meter: Meter) -> Generator[tuple[int, int, Any], None, None]:
+    def _worked(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
         """The same from worker processes, for which this one fetches ahead into the cache."""
         with closing(self._due(epoch, threading.Event())) as chunks:
             meter.gathered = 0.0  # in the workers

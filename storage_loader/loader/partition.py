@@ -33,6 +33,9 @@ class Partition:
     may hold fewer: `partial` splits it evenly (a rank that would get no row wraps round to the
     epoch's first), `drop` leaves it out, `pad` and `wrap` fill it up. Every rank gets the same
     number of batches.
+
+    `share` (i, n) is every n-th of these batches from batch i on, for n readers that take turns;
+    batches are then numbered within the share.
     """
 
     num_rows: int
@@ -41,6 +44,7 @@ class Partition:
     last_batch: LastBatch = "partial"
     contiguous: bool = False
     start: int = 0
+    share: tuple[int, int] = (0, 1)
 
     @property
     def global_size(self) -> int:
@@ -48,35 +52,52 @@ class Partition:
         return self.world_size * self.batch_size
 
     @property
+    def stride(self) -> int:
+        """Positions from the beginning of a global batch to that of the share's next one."""
+        return self.global_size * self.share[1]
+
+    def position(self, batch: int) -> int:
+        """The first position of global batch `batch`."""
+        return self.start + self.share[0] * self.global_size + batch * self.stride
+
+    def _shared(self, batches: int) -> int:
+        """How many of so many batches are the share's."""
+        first, step = self.share
+        return -(-max(0, batches - first) // step)
+
+    @property
     def num_batches(self) -> int:
         """Batches of each rank."""
         left = max(0, self.num_rows - self.start)
         if self.last_batch == "drop":
-            return left // self.global_size
-        return -(-left // self.global_size)
+            return self._shared(left // self.global_size)
+        return self._shared(-(-left // self.global_size))
 
     def rows_after(self, batch: int) -> int:
-        """Rows of the epoch that were received once global batch `batch` was."""
-        return min(self.num_rows, self.start + (batch + 1) * self.global_size)
+        """Rows of the epoch that were received once global batch `batch` was.
+
+        Of a share: from which row on the same share goes on with its next batch.
+        """
+        return min(self.num_rows, self.start + (batch + 1) * self.stride)
 
     @property
     def num_full(self) -> int:
         """Batches of each rank that hold batch_size rows of their own."""
-        return max(0, self.num_rows - self.start) // self.global_size
+        return self._shared(max(0, self.num_rows - self.start) // self.global_size)
 
     def full_batches(self, first: int, stop: int, rank: int) -> Rows:
         """The rank's positions in global batches `first` to `stop`, all full: (batches, rows)."""
-        if self.world_size == 1:
-            start, end = (self.start + n * self.batch_size for n in (first, stop))
+        if self.stride == self.batch_size:
+            start, end = self.position(first), self.position(stop)
             return np.arange(start, end).reshape(-1, self.batch_size)
-        starts = self.start + np.arange(first, stop)[:, None] * self.global_size
+        starts = self.position(first) + np.arange(stop - first)[:, None] * self.stride
         if self.contiguous:
             return starts + rank * self.batch_size + np.arange(self.batch_size)
         return starts + rank + np.arange(0, self.global_size, self.world_size)
 
     def batch(self, number: int, rank: int) -> Batch:
         """The rank's part of global batch `number`, from 0 to num_batches - 1."""
-        first = self.start + number * self.global_size
+        first = self.position(number)
         count = min(self.global_size, self.num_rows - first)
         if count == self.global_size or self.last_batch == "partial":
             positions = self._split(first, max(count, self.world_size), rank)

@@ -57,7 +57,7 @@ class Chunk:
         the next one sooner than the rest, each would be a small request of its own.
         """
         partition = self.epoch.partition
-        if partition.rows_after(self.stop - 1) >= self.end or self.stop >= partition.num_batches:
+        if self.stop >= partition.num_batches or partition.position(self.stop) >= self.end:
             return np.empty(0, np.int64)
         batch = partition.batch(self.stop, self.epoch.rank)
         positions = batch.positions[batch.valid]
@@ -82,14 +82,14 @@ def chunks(epoch: Epoch, *, most: int) -> Iterator[Chunk]:
     partition = epoch.partition
     first, size = 0, 1
     while first < partition.num_full:
-        position = partition.start + first * partition.global_size
-        end = epoch.order.window_end(position + partition.global_size - 1)
+        whole = partition.position(first) + partition.global_size
+        end = epoch.order.window_end(whole - 1)
         if first == 0:
             length, end = 1, 0
         elif end is None:
             length = size = min(most, size * 2)
         else:
-            length = (end - position) // partition.global_size
+            length = 1 + (end - whole) // partition.stride
         stop = min(partition.num_full, first + length)
         yield Chunk(epoch, first, stop, end or 0)
         first = stop

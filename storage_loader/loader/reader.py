@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..schema import Schema
-from .gather import Array, Ready, gathered
+from .gather import Ready, gathered
+from .memory import Memory
 from .order import Rows
+from .parts import Array
 from .plan import Chunk, Epoch, chunks
 from .source import WORK_NBYTES, Source
 from .work import Pipeline, Preparation
@@ -46,6 +48,7 @@ class Read:
     rows: Rows
     valid: npt.NDArray[np.bool_]
     arrays: dict[str, Array]
+    memory: Memory | None = None  # that the arrays lie in; None: numpy's own
 
 
 def due_batches(
@@ -91,11 +94,11 @@ def _prepared(
     fetched = rows
     if source.holds and not source.is_complete:
         fetched = np.append(rows, chunk.rows_beyond())
-    alone = chunk.epoch.partition.world_size == 1
-    share = _WHOLE_SHARE if chunk.end else 0.0
-    ready = source.prepare(
-        fetched, stop, work_nbytes=work_nbytes, whole_share=share if alone else None
-    )
+    epoch = chunk.epoch
+    share = None
+    if epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= source.num_rows:
+        share = _WHOLE_SHARE if chunk.end else 0.0
+    ready = source.prepare(fetched, stop, work_nbytes=work_nbytes, whole_share=share)
     due = Due(chunk.first, rows, chunk.valid())
     return Preparation(ready.works, lambda: replace(due, ready=ready.finish()))
 
@@ -107,14 +110,17 @@ def unprepared(epoch: Epoch) -> Iterator[Due]:
         yield Due(chunk.first, chunk.rows(), chunk.valid())
 
 
-def read_batches(schema: Schema, due: Iterator[Due]) -> Iterator[Read]:
+def read_batches(
+    schema: Schema, due: Iterator[Due], new_memory: Callable[[], Memory | None]
+) -> Iterator[Read]:
     """The batches as arrays."""
     for chunk in due:
-        yield from _reads(schema, chunk)
+        yield from _reads(schema, chunk, new_memory)
         del chunk  # its rows, before the next one's are waited for
 
 
-def _reads(schema: Schema, chunk: Due) -> Iterator[Read]:
+def _reads(schema: Schema, chunk: Due, new_memory: Callable[[], Memory | None]) -> Iterator[Read]:
     assert chunk.ready is not None
-    for i, arrays in enumerate(gathered(schema, chunk.ready, chunk.rows)):
-        yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays)
+    batches = gathered(schema, chunk.ready, chunk.rows, new_memory)
+    for i, (arrays, memory) in enumerate(batches):
+        yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays, memory)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..catalog import Snapshot
 from ..errors import ChecksumError
 from ..ranges import Range, coalesce
-from ..schema import Schema
-from ..store import Store
 from .blocks import Checksums, ObjectRows
-from .gather import Array, Copies, Parts, void_rows
+from .gather import Copies
+from .objects import Objects
 from .order import Rows
+from .parts import Array, Parts, void_rows
 from .work import Work
 
 _HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables
@@ -30,18 +29,16 @@ _WORK_REQUESTS = 16  # of one object or several that are one piece of work
 class _Head:
     """What is read whole at the first touch of an object."""
 
-    checksums: Checksums
+    checksums: Checksums | None  # None: nothing is to be verified
     small: Mapping[str, Array]  # by attribute, a void item for each row
     nbytes: int
 
 
 class RemoteReader:
-    """Reads the attributes of `schema` from a snapshot's objects. Safe from many threads."""
+    """Reads rows of objects. Safe from many threads."""
 
-    def __init__(self, store: Store, snapshot: Snapshot, schema: Schema) -> None:
-        self.store = store
-        self.snapshot = snapshot
-        self.schema = schema
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
         self._heads: OrderedDict[int, _Head] = OrderedDict()
         self._heads_nbytes = 0
         self._lock = threading.Lock()
@@ -69,8 +66,8 @@ class RemoteReader:
 
     def _cut(self, group: ObjectRows, most: int) -> Iterator[ObjectRows]:
         """Rows of an object, cut where they would be too much for one piece of work."""
-        columns = self.snapshot.objects[group.index].layout.columns
-        column = max((columns[a.name] for a in self.schema), key=lambda c: c.row_nbytes)
+        columns = self.objects.stored(group.index).layout.columns
+        column = max((columns[a.name] for a in self.objects.schema), key=lambda c: c.row_nbytes)
         count = max(1, most // max(1, column.block_nbytes))
         steps = np.diff(group.rows // column.block_rows)
         block = np.cumsum(np.append(0, steps > 0))
@@ -85,19 +82,22 @@ class RemoteReader:
         def run() -> None:
             if stop.is_set():
                 return
-            received = self.store.get_many([(read.key, read.requests) for read in reads])
+            objects = self.objects.until(stop)
+            received = objects.get_many([(read.index, read.requests) for read in reads])
             for read, buffers in zip(reads, received, strict=True):
-                self._finish(read, buffers, copies)
+                self._finish(read, buffers, copies, objects)
 
-        nbytes = sum(len(read.rows) for read in reads) * self.schema.row_nbytes
+        nbytes = sum(len(read.rows) for read in reads) * self.objects.schema.row_nbytes
         return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) <= _SMALL)
 
-    def _finish(self, read: _ObjectRead, buffers: Sequence[memoryview], copies: Copies) -> None:
+    def _finish(
+        self, read: _ObjectRead, buffers: Sequence[memoryview], copies: Copies, objects: Objects
+    ) -> None:
         try:
             read.finish(buffers, copies)
         except ChecksumError:  # damaged on the way, or where it lies: once more
-            self.store.note_retry(read.key)
-            read.finish(self.store.get_ranges(read.key, read.requests), copies)
+            objects.note_retry(read.index)
+            read.finish(objects.get_ranges(read.index, read.requests), copies)
 
     def head(self, index: int) -> _Head | None:
         """What is kept of an object."""
@@ -126,16 +126,17 @@ class _ObjectRead:
         self._reader = reader
         self._group = group
         self.rows = group.rows
-        self._stored = reader.snapshot.objects[group.index]
-        self.key = reader.snapshot.key(group.index)
+        self._objects = reader.objects
+        self._stored = self._objects.stored(group.index)
+        self.index = group.index
         layout = self._stored.layout
         self._head = reader.head(group.index)
         self._ranges: list[Range] = []
         self._places: dict[int, int] = {}  # block, by its place in the table -> its range
         self._blocks: dict[str, Rows] = {}
-        if self._head is None:
+        if self._head is None and self._objects.verify:
             self._ranges.append(layout.checksums_range)
-        for a in reader.schema:
+        for a in self._objects.schema:
             column = layout.columns[a.name]
             if a.name not in layout.small:
                 wanted = np.unique(layout.blocks_of(a.name, group.rows))
@@ -164,7 +165,7 @@ class _ObjectRead:
             if name in head.small:
                 head.small[name].take(rows, out=out, mode="clip")
                 continue
-            attribute = self._reader.schema[name]
+            attribute = self._objects.schema[name]
             column, first = layout.columns[name], layout.first_checksum[name]
             runs = list(self._runs(self._blocks[name], buffers, head.checksums))
             firsts = np.array([(block - first) * column.block_rows for block, _ in runs])
@@ -172,7 +173,7 @@ class _ObjectRead:
             Parts(attribute, firsts, arrays).copy_sorted(rows, out)
 
     def _runs(
-        self, blocks: Rows, buffers: Sequence[memoryview], checksums: Checksums
+        self, blocks: Rows, buffers: Sequence[memoryview], checksums: Checksums | None
     ) -> Iterator[tuple[int, memoryview]]:
         """Verified runs of blocks that came in one request: the first, and the bytes of all."""
         sources = [self._coalesced.sources[self._places[block]] for block in blocks.tolist()]
@@ -187,19 +188,20 @@ class _ObjectRead:
             yield some[0], buffers[request][begin:end]
 
     def _make_head(self, buffers: Sequence[memoryview]) -> _Head:
-        place = f"{self._reader.store.url}/{self.key}"
-        table = self._part(0, buffers)
-        checksums = Checksums(self._stored, table, place)
+        checksums, nbytes = None, 0
+        if self._objects.verify:
+            table = self._part(0, buffers)
+            checksums, nbytes = Checksums(self._objects, self.index, table), table.nbytes
         layout = self._stored.layout
         small = {}
-        for a in self._reader.schema:
+        for a in self._objects.schema:
             if a.name in layout.small and a.row_nbytes:
                 blocks = self._blocks[a.name].tolist()
                 for block in blocks:
                     self._verify(block, buffers, checksums)
                 data = b"".join(self._part(self._places[block], buffers) for block in blocks)
                 small[a.name] = void_rows(memoryview(data), a)
-        nbytes = table.nbytes + sum(column.nbytes for column in small.values())
+        nbytes += sum(column.nbytes for column in small.values())
         head = _Head(checksums, small, nbytes)
         self._reader.keep_head(self._group.index, head)
         return head
@@ -213,6 +215,10 @@ class _ObjectRead:
         start, end = self._ranges[place]
         return end - start
 
-    def _verify(self, block: int, buffers: Sequence[memoryview], checksums: Checksums) -> None:
+    def _verify(
+        self, block: int, buffers: Sequence[memoryview], checksums: Checksums | None
+    ) -> None:
+        if checksums is None:
+            return
         if not checksums.holds(block, self._part(self._places[block], buffers)):
             raise checksums.error(block)

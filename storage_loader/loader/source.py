@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -12,43 +13,47 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ..catalog import Snapshot, StoredObject
-from ..schema import Schema
-from ..store import Store
+from ..catalog import StoredObject
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache, CacheFullError
-from .gather import Array, Copies, Parts, Ready, gathered
+from .gather import Copies, Ready, gathered
 from .held import Blocks, HeldObject
+from .objects import Objects
 from .order import Rows
+from .parts import Array, Parts
 from .remote import RemoteReader
 from .work import Preparation, Work
 
 WORK_NBYTES = 8 * 2**20  # fetched at once into memory
+_NUMBER_NBYTES = 8  # of a row's number
+_TRUSTED_NBYTES = 2**28  # taken for rows that no more than a commit says are there
 _LOCAL_SPARE = 8
+_EARLY_SECONDS = 10  # of fetching as fast as the first rows came, which is slower than it can be
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
 Kept = tuple[HeldObject, Blocks]  # and those of its blocks to bring
 
 
 class Source:
-    """Reads the attributes of `schema` from a snapshot's objects. Safe from many threads.
+    """Reads rows of a snapshot's objects. Safe from many threads.
 
     Objects are held on this machine where the store is local or there is a `cache`; what is not
     held comes from the store into memory and goes with the `Ready` that refers to it.
     """
 
-    def __init__(
-        self, store: Store, snapshot: Snapshot, schema: Schema, cache: Cache | None
-    ) -> None:
-        self._store = store
-        self._snapshot = snapshot
-        self._schema = schema
+    def __init__(self, objects: Objects, cache: Cache | None) -> None:
+        self._objects = objects
+        self._snapshot = snapshot = objects.snapshot
+        self._schema = objects.schema
+        store = objects.store
         self._cache = None if store.is_local else cache
         self.holds = store.is_local or self._cache is not None
-        self._remote = RemoteReader(store, snapshot, schema)
+        self.num_rows = snapshot.num_rows
+        self._remote = RemoteReader(objects)
         self._held: OrderedDict[int, HeldObject] = OrderedDict()
         self._verified: dict[int, Blocks] = {}  # of objects that are not complete
         self._complete = np.zeros(len(snapshot.objects), bool)
+        self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
         # A map keeps a file descriptor, a cache file that is being filled one more.
         self._max_held = max(4, _files() // (4 if store.is_local else 8))
         self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
@@ -56,6 +61,7 @@ class Source:
         # Bytes that may be fetched or read before they are needed. Files that are read from end to
         # end get large pages, see `read_pieces`.
         self._spare = _memory() // 16 if store.is_local else 0
+        self._is_rate_known = self._cache is None
         self._lock = threading.Lock()
 
     @cached_property
@@ -71,10 +77,17 @@ class Source:
         """Whether all that can be read is here, verified and mapped."""
         return self._everything() is not None
 
+    def confirm(self, rows: range) -> None:
+        """Raise `FormatError` where so many rows are asked for that they should better be there."""
+        if len(rows) * _NUMBER_NBYTES > _TRUSTED_NBYTES:
+            ends = sorted((rows[0], rows[-1]))
+            first, last = np.searchsorted(self._snapshot.starts, ends, "right") - 1
+            self._confirm(np.arange(first, last + 1))
+
     def read(self, rows: Rows) -> dict[str, Array]:
         """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
         ready = self.prepare(rows, threading.Event()).now()
-        [batch] = gathered(self._schema, ready, rows[None])
+        [(batch, _)] = gathered(self._schema, ready, rows[None])
         return batch
 
     def prepare(
@@ -113,6 +126,8 @@ class Source:
     ) -> Preparation[Ready]:
         """Rows where they are held; `copied` prepares them where the cache turns out to be full."""
         works = [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
+        if not self._is_rate_known:
+            works = self._timed(works)
 
         def finish() -> Ready:
             for group, (held, needed) in zip(groups, kept, strict=True):
@@ -125,10 +140,30 @@ class Source:
 
         return Preparation(works, finish)
 
+    def _timed(self, works: list[Work]) -> list[Work]:
+        """The works, the last of which to end tells how much may be fetched early."""
+        total = sum(work.nbytes for work in works)
+        if total:
+            self._is_rate_known = True
+        left, lock, begun = total, threading.Lock(), time.perf_counter()
+
+        def run(work: Work) -> None:
+            nonlocal left
+            work.run()
+            with lock:
+                left -= work.nbytes
+                is_last = total and not left
+            if is_last:
+                self._spare += int(total / (time.perf_counter() - begun) * _EARLY_SECONDS)
+
+        return [replace(work, run=partial(run, work)) for work in works]
+
     def _copied(
         self, numbers: Rows, groups: list[ObjectRows], stop: threading.Event, work_nbytes: int
     ) -> Preparation[Ready]:
         """Rows copied to memory: from objects held, where that is possible, else from the store."""
+        if len(numbers) * self._schema.row_nbytes > _TRUSTED_NBYTES:
+            self._confirm(np.array([group.index for group in groups], np.int64))
         copies = Copies(self._schema, numbers)
         if not self.holds:
             works = self._remote.works(groups, copies, stop, most=work_nbytes)
@@ -145,6 +180,11 @@ class Source:
             for some in _portions(groups, max(1, work_nbytes // max(1, row_nbytes)))
         ]
         return Preparation(works, copies.ready)
+
+    def _confirm(self, indices: Rows) -> None:
+        """Ask how large objects are, once each: memory is about to be taken for their rows."""
+        self._objects.confirm(indices[~self._confirmed[indices]].tolist())
+        self._confirmed[indices] = True
 
     def _copy(self, group: ObjectRows, copies: Copies, stop: threading.Event) -> bool:
         """Copy rows from their held object; whether that could be done."""
@@ -177,8 +217,9 @@ class Source:
         nbytes = held.missing_nbytes(needed)
         if whole_share is not None and nbytes >= whole_share * stored.nbytes and self._has_room:
             # At most as many bytes are fetched early as were fetched when needed (from this
-            # machine's disk, a few times as many): an epoch's start waits at most twice as long,
-            # and the rest of it is fetched in few long requests.
+            # machine's disk, a few times as many), and what comes in some seconds: an epoch's
+            # start waits at most so much longer, and the rest is fetched in few long requests,
+            # which bring 1.25 of what those of 4 MiB do.
             every = self._every_block(stored)
             early = held.missing_nbytes(every) - nbytes
             if early <= self._spare and self._reserve(held, every):
@@ -261,7 +302,7 @@ class Source:
                 verified = self._verified.setdefault(index, np.zeros(blocks, bool))
             else:
                 verified = np.zeros(blocks, bool)  # of this file: another may have been here
-        made = HeldObject(stored, self._schema, self._store, key, verified, file)
+        made = HeldObject(self._objects, index, verified, file)
         with self._lock:
             held = self._held.setdefault(index, made)
             if held is made and file is not None:

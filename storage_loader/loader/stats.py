@@ -28,7 +28,7 @@ class Stats:
     wait_transform: float = 0.0  # seconds it waited for the transform, or for worker processes
     bytes_fetched: int = 0  # from a network store, what was fetched ahead and checksums too
     requests: int = 0  # to it; a range is one
-    retries: int = 0  # of objects whose bytes came damaged; those of the S3 client are not seen
+    retries: int = 0  # times that a request failed, or its bytes came damaged, and it was repeated
 
     @property
     def wait_seconds(self) -> float:
@@ -123,7 +123,7 @@ class Meter:
             self._rows += rows
 
     def _waited(self, now: float) -> None:
-        since, ready, gathered = self._last, self.ready, self.gathered
+        since, ready, gathered = self._last, min(self.ready, now), self.gathered
         if ready > since:
             self._fetch += ready - since
             since = ready

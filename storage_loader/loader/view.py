@@ -16,8 +16,9 @@ from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
 from .cache import Cache
-from .gather import Array
+from .objects import Objects
 from .order import Rows
+from .parts import Array
 from .source import Source
 
 _OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
@@ -36,6 +37,7 @@ class View:
         version: Version | str | Sequence[str] | None,
         transform: Transform | None,
         as_tuple: bool,
+        verify: bool,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | None = 0,
     ) -> None:
@@ -49,6 +51,7 @@ class View:
         self._wanted_version = version
         self._transform = transform
         self._as_tuple = flag("as_tuple", as_tuple)
+        self._verify = flag("verify", verify)
         self._cache_dir = cache_dir
         self._cache_size = cache_size
         self._snapshot: Snapshot | None = None
@@ -108,7 +111,7 @@ class View:
             store = CountedStore(store, self._counter)
         folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
         cache = None if self._cache_size == 0 else Cache(folder, store, self._cache_size)
-        return Source(store, self.open(), self.schema, cache)
+        return Source(Objects(store, self.open(), self.schema, verify=self._verify), cache)
 
     def _at(self, version: Version) -> Snapshot:
         """The dataset at this version, checked; changes nothing."""

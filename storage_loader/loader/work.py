@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
+_LONG = 10.0  # seconds of waiting after which the log says for what
 _WIDE = 32  # threads for works that mostly wait
 _MOST_AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
 
@@ -52,6 +56,26 @@ class _Begun(Generic[T]):
         self.is_wanted = False  # the consumer waits for it
         self.is_admitted = threading.Event()  # all its works are
         self.taken = 0  # bytes of the budget
+
+    def wait(self) -> None:
+        """Wait until its works are done; raises what one of them raised."""
+        if not self.is_admitted.wait(_LONG):
+            self._log_wait()
+            self.is_admitted.wait()
+        for future in self.futures:
+            try:
+                future.exception(_LONG)
+            except TimeoutError:
+                self._log_wait()
+            future.result()
+
+    def _log_wait(self) -> None:
+        _log.info(
+            "loading has waited %.0f s for rows: %d of %d pieces of work are done",
+            _LONG,
+            sum(future.done() for future in self.futures),
+            len(self.preparation.works),
+        )
 
 
 class _Budget:
@@ -133,9 +157,7 @@ class Pipeline(Generic[T]):
             while (begun := self._begun.get()) is not None:
                 self._budget.want(begun)
                 self._slots.release()
-                begun.is_admitted.wait()
-                for future in begun.futures:
-                    future.result()
+                begun.wait()
                 if self._error is not None:
                     break
                 yield begun.preparation.finish()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import warnings
 import weakref
 from collections.abc import Mapping
+from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,6 +28,8 @@ from .cast import Array
 from .upload import Uploads
 
 _log = logging.getLogger(__name__)
+
+_WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class _Rows:
@@ -51,6 +56,15 @@ class DataSaver:
     `refresh=True` replaces what the dataset held in the first commit; later commits of the
     same saver append to it. `progress=True` shows a bar. Any number of savers, in any
     processes, may save into one dataset at once; one saver belongs to one thread at a time.
+
+    `writer` names the saver, for a job that may be killed and started again: a saver of the same
+    name goes on after the commits there are, and `rows_committed` counts them from `open` on. One
+    job goes by a name at a time. If an attempt that was taken for dead lives on, each commit is
+    one attempt's and the other's fails. Without a name it is random.
+
+    `commit_every` bounds what a crash can cost: rows, or a `timedelta` from the first row that is
+    not committed. `saver(batch)` commits when that is reached, always after a whole batch, and no
+    thread does while no batch comes.
     """
 
     @checked_keywords
@@ -59,6 +73,8 @@ class DataSaver:
         config: DataConfig,
         *,
         refresh: bool = False,
+        writer: str | None = None,
+        commit_every: int | timedelta | None = None,
         num_worker_threads: int = 4,
         progress: bool = False,
     ) -> None:
@@ -70,8 +86,13 @@ class DataSaver:
         self._refresh = flag("refresh", refresh)
         self._num_threads = num_worker_threads
         self._progress = flag("progress", progress)
-        self._writer = secrets.token_hex(8)
+        self._is_named = writer is not None
+        self._writer = secrets.token_hex(8) if writer is None else _writer(writer)
+        # Attempts meet under a given name only, so there the attempt is what tells keys apart.
+        self._attempt = secrets.token_hex(8 if self._is_named else 4)
+        self._commit_every = _commit_every(commit_every)
         self._number = 0
+        self._oldest = 0.0  # when the first row that is not committed came
         self._rows = _Rows()
         self._state: Literal["new", "open", "failed", "aborted", "closed"] = "new"
         self._buffer: ObjectBuffer | None = None
@@ -81,7 +102,16 @@ class DataSaver:
 
     @property
     def rows_committed(self) -> int:
-        """Rows of this saver that readers can see."""
+        """Rows of this saver that readers can see.
+
+        With a `writer` those of all attempts under this name that readers saw at `open`, and
+        what this one committed since.
+        """
+        if self._is_named and self._schema is None:
+            raise SaverError(
+                f"what the writer {self._writer!r} has committed is known once its saver is open: "
+                "use `with`, or call open()"
+            )
         return self._rows.committed
 
     @property
@@ -89,9 +119,16 @@ class DataSaver:
         """Rows accepted that no commit has published yet."""
         return self._rows.pending
 
-    def __enter__(self) -> DataSaver:
+    def open(self) -> DataSaver:
+        """Connect and, with a `writer`, learn what its attempts have committed; the saver itself.
+
+        What a dead attempt was about to publish is barred: it can't appear any more.
+        """
         self._open()
         return self
+
+    def __enter__(self) -> DataSaver:
+        return self.open()
 
     def __exit__(
         self,
@@ -108,7 +145,8 @@ class DataSaver:
         """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
 
         The rows are copied; a batch is taken whole or, on an error, not at all. Raises
-        `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed.
+        `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed, or where the
+        batch was taken but a commit that was due (`commit_every`) failed.
         """
         arrays, rows = as_arrays(batch, self._open())
         try:
@@ -119,9 +157,21 @@ class DataSaver:
         if self._bar is not None:
             self._bar.update(rows)
             self._bar.set_postfix(objects=self._uploads.num_stored, refresh=False)
+        if self._is_due():
+            self.commit()
+
+    def _is_due(self) -> bool:
+        every = self._commit_every
+        if every is None or not self._rows.pending:
+            return False
+        if isinstance(every, timedelta):
+            return monotonic() - self._oldest >= every.total_seconds()
+        return self._rows.pending >= every
 
     def _append(self, arrays: Mapping[str, Array], rows: int) -> None:
         start = 0
+        if not self._rows.pending:
+            self._oldest = monotonic()
         while start < rows:
             if self._buffer is None:
                 self._buffer = self._uploads.take()
@@ -136,7 +186,8 @@ class DataSaver:
     def commit(self) -> str | None:
         """Publish the rows saved so far and go on; the commit's id, None where there is none.
 
-        Raises `SaverError` where an upload failed: then nothing is published.
+        Raises `SaverError` where an upload failed, where stored objects are gone, or where
+        another attempt goes by the same `writer`: then nothing is published.
         """
         schema = self._open()
         if not self._rows.pending and not self._refresh:
@@ -154,6 +205,7 @@ class DataSaver:
                 writer=self._writer,
                 number=self._number,
                 refresh=self._refresh,
+                attempt=self._attempt if self._is_named else None,
             )
         except BaseException as error:
             self._fail(error)
@@ -193,7 +245,7 @@ class DataSaver:
         if self._state != "new":
             stored = self._uploads.stop()
             try:
-                self._catalog.store.delete(stored)
+                self._catalog.store.once().delete(stored)
             except StorageLoaderError as error:
                 _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
         self._end("aborted")
@@ -215,17 +267,26 @@ class DataSaver:
                 f"dataset {self.config.dataset_name!r} does not exist yet in "
                 f"{self._catalog.store.url}: its config needs attributes"
             )
+        rows_per_object = capacity(schema, self.config.max_object_size)
+        if self._is_named and stored is not None:
+            resumed = self._catalog.resume(stored, self._writer)
+            self._number = resumed.number
+            self._refresh = self._refresh and not resumed.refreshed
+            self._rows.saved = self._rows.committed = resumed.rows
         self._uploads = Uploads(
             self._catalog.store,
             self._catalog.prefix,
-            self._writer,
+            f"objects/{self._writer}/{self._attempt}",
             schema,
-            capacity(schema, self.config.max_object_size),
+            rows_per_object,
             self._num_threads,
         )
+        weakref.finalize(self, self._uploads.lease.abandon)
         self._schema = schema
         if self._progress:
-            self._bar = tqdm(desc=f"save {self.config.dataset_name}", unit=" rows")
+            self._bar = tqdm(
+                desc=f"save {self.config.dataset_name}", unit=" rows", initial=self._rows.committed
+            )
         self._state = "open"
         return schema
 
@@ -252,7 +313,8 @@ class DataSaver:
         reason = self._uploads.failure
         return SaverError(
             f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
-            f"were not committed ({self._rows.committed} were before): "
+            f"were not committed ({self._rows.committed} were before), save them with another "
+            "DataSaver: "
             f"{str(reason) or type(reason).__name__}"
         )
 
@@ -290,10 +352,32 @@ def save(
     *,
     refresh: bool = False,
     num_worker_threads: int = 4,
+    progress: bool = False,
 ) -> None:
     """Save and commit one batch; see `DataSaver`."""
-    with DataSaver(config, refresh=refresh, num_worker_threads=num_worker_threads) as saver:
+    with DataSaver(
+        config, refresh=refresh, num_worker_threads=num_worker_threads, progress=progress
+    ) as saver:
         saver(batch)
+
+
+def _writer(name: object) -> str:
+    if not isinstance(name, str) or not _WRITER.fullmatch(name):
+        raise ConfigError(
+            f"writer {name!r}: 1 to 64 ASCII letters, digits, '.', '_' and '-', the first a letter "
+            "or digit"
+        )
+    return name
+
+
+def _commit_every(value: object) -> int | timedelta | None:
+    if value is None or (type(value) is int and value > 0):
+        return value
+    if isinstance(value, timedelta) and value > timedelta(0):
+        return value
+    raise ConfigError(
+        f"commit_every {value!r}: a number of rows, at least 1, or a positive datetime.timedelta"
+    )
 
 
 def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import queue
-import secrets
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ..catalog import StoredObject
+from ..errors import ObjectNotFoundError, SaverError
 from ..schema import Schema
 from ..store import Store, xxh3
 from .buffer import ObjectBuffer
+from .lease import Lease
+
+_FEW = 10  # objects that are looked for one by one; more by a list of all that the writer has
+
+_log = logging.getLogger(__name__)
+
+_LONG = 10.0  # seconds of waiting after which the log says for what
 
 
 class Uploads:
@@ -26,14 +35,15 @@ class Uploads:
         self,
         store: Store,
         prefix: str,
-        writer: str,
+        names: str,
         schema: Schema,
         capacity: int,
         num_threads: int,
     ) -> None:
-        self._store = store
+        self._ended = threading.Event()
+        self._store = store.until(self._ended)
         self._prefix = prefix
-        self._names = f"objects/{writer}/{secrets.token_hex(4)}"
+        self._names = names  # of its objects begin so: "objects/<writer>/<attempt>"
         self._schema = schema
         self._capacity = capacity
         self._unmade = num_threads + 1
@@ -43,6 +53,7 @@ class Uploads:
         self._pending: list[Future[StoredObject | None]] = []
         self._num_named = 0
         self._lock = threading.Lock()
+        self.lease = Lease(self._store, f"{prefix}/{names}.lease")
         self.failure: BaseException | None = None
         self.num_stored = 0
         self.nbytes_stored = 0
@@ -55,10 +66,26 @@ class Uploads:
             if self._unmade:
                 self._unmade -= 1
                 return ObjectBuffer(self._schema, self._capacity)
+        try:
+            return self._free.get(timeout=_LONG)
+        except queue.Empty:
+            self._log_wait("a buffer")
         return self._free.get()
+
+    def _log_wait(self, what: str) -> None:
+        running = sum(not future.done() for future in self._pending)
+        _log.info(
+            "saving has waited %.0f s for %s: %d objects are being stored in %s/%s",
+            _LONG,
+            what,
+            running,
+            self._store.url,
+            self._prefix,
+        )
 
     def give(self, buffer: ObjectBuffer) -> None:
         """Upload a buffer's rows and make it free again."""
+        self.lease.hold()
         key = f"{self._names}-{self._num_named:06d}.h5"
         self._num_named += 1
         self._pending.append(self._threads.submit(self._upload, key, buffer))
@@ -84,21 +111,54 @@ class Uploads:
             self._free.put(buffer)
 
     def finish(self) -> list[StoredObject]:
-        """Wait for all uploads; the stored objects in order. Raises the first failure."""
+        """Wait for all uploads; the stored objects in order. Raises the first failure.
+
+        Looks whether they are all there: a commit must not name what someone has deleted.
+        """
+        if wait(self._pending, timeout=_LONG).not_done:
+            self._log_wait("its uploads")
         for future in self._pending:
             future.exception()
         if self.failure is not None:
             raise self.failure
-        stored = [future.result() for future in self._pending]
-        return [o for o in stored if o is not None]
+        stored = [o for future in self._pending if (o := future.result()) is not None]
+        wanted = {f"{self._prefix}/{o.key}": o.nbytes for o in stored}
+        sizes = self._sizes(list(wanted))
+        wrong = [key for key, nbytes in wanted.items() if sizes.get(key) != nbytes]
+        if wrong:
+            raise SaverError(
+                f"{len(wrong)} of {len(stored)} objects that were stored are gone or have another "
+                f"size, the first is {self._store.url}/{wrong[0]}; something else removed them, "
+                "such as a gc with too short a grace: save these rows again"
+            )
+        return stored
+
+    def _sizes(self, keys: Sequence[str]) -> Mapping[str, int | None]:
+        """Bytes of those of these objects that are there, by key."""
+        if len(keys) > _FEW:
+            folder = f"{self._prefix}/{self._names.rpartition('/')[0]}"
+            return {info.key: info.nbytes for info in self._store.list(folder)}
+        return dict(zip(keys, self._threads.map(self._size, keys), strict=True))
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return self._store.head(key).nbytes
+        except ObjectNotFoundError:
+            return None
 
     def forget(self) -> None:
         """The finished objects belong to a commit: `stop` will not name them."""
         self._pending.clear()
+        self.lease.release()
 
     def stop(self) -> list[str]:
-        """End the threads, dropping what they had not begun; keys stored in vain."""
+        """End the threads, dropping what they had not begun; keys stored in vain.
+
+        A put that waits to be tried again is given up.
+        """
+        self._ended.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self.lease.end()
         keys = []
         for future in self._pending:
             if not future.cancelled() and future.exception() is None:

@@ -9,6 +9,7 @@ from .base import ObjectInfo, Store, xxh3
 from .counted import CountedStore, Counter, Traffic
 from .folder import FolderStore, read_pieces
 from .memory import MemoryStore
+from .retried import RetriedStore
 from .s3 import S3Store
 from .s3_place import S3Place
 
@@ -17,7 +18,7 @@ def open_store(config: DataConfig) -> Store:
     """The store of a config's `storage`. Connects at its first verb, not here."""
     scheme, _, rest = config.storage.partition("://")
     if scheme == "s3":
-        return S3Store(S3Place.of(config))
+        return RetriedStore(S3Store(S3Place.of(config)), config.deadline)
     if scheme == "memory":
         return MemoryStore(config.storage)
     return FolderStore(rest)
@@ -30,6 +31,7 @@ __all__ = [
     "FolderStore",
     "MemoryStore",
     "ObjectInfo",
+    "RetriedStore",
     "S3Store",
     "Store",
     "Traffic",

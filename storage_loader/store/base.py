@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import xxhash
 from typing_extensions import Buffer
 
-from ..errors import StoreError
+from ..errors import ObjectShortError, StoreError
 from ..ranges import Range
 
 STREAM_CHUNK = 2**18  # hashed and written while received; 2 MiB chunks are 0.85 of this
 
 Buffers = list[memoryview]
+
+_OVER = threading.Event()
+_OVER.set()
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,33 @@ class Store(ABC):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; a key that does not exist is no error."""
 
+    def list_unfinished(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """What puts below the folder `prefix` left behind where they were killed, or are writing.
+
+        These are no objects: `delete_unfinished` alone takes their keys.
+        """
+        return iter(())
+
+    def delete_unfinished(self, keys: Iterable[str]) -> None:  # noqa: B027  most leave nothing
+        """Delete what `list_unfinished` listed. A put that is still writing it fails."""
+
     def prepare(self) -> None:  # noqa: B027  most stores need nothing
         """Create what must exist before the first `put`: a bucket."""
 
     def note_retry(self, key: str) -> None:  # noqa: B027  only who counts cares
         """Bytes of this object came damaged, and are about to be asked for again."""
+
+    def until(self, stop: threading.Event) -> Store:
+        """The same store; once `stop` is set no failure is waited out: it is raised."""
+        return self
+
+    def once(self) -> Store:
+        """The same store, asking once: no failure is waited out."""
+        return self.until(_OVER)
+
+    def noting(self, note: Callable[[], None]) -> Store:
+        """The same store; it calls `note` before it asks again for what failed."""
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -131,14 +157,17 @@ def check_ranges(ranges: Sequence[Range], nbytes: int | None, *, place: str) -> 
     for start, end in ranges:
         if not 0 <= start <= end or (nbytes is not None and end > nbytes):
             size = "" if nbytes is None else f" of {nbytes} bytes"
-            raise StoreError(f"{place}: bytes {start} to {end} of an object{size}")
+            short = nbytes is not None and 0 <= start <= end
+            raise (ObjectShortError if short else StoreError)(
+                f"{place}: bytes {start} to {end} of an object{size}"
+            )
 
 
 def check_lengths(buffers: Sequence[memoryview], ranges: Sequence[Range], *, place: str) -> None:
     """A range that crosses the object's end comes back short without an error."""
     for buffer, (start, end) in zip(buffers, ranges, strict=True):
         if buffer.nbytes != end - start:
-            raise StoreError(
+            raise ObjectShortError(
                 f"{place}: {buffer.nbytes} bytes came for {start} to {end}; "
                 "the object is shorter than its commit says"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from .base import Buffers, ObjectInfo, Store
 class Traffic:
     """Totals of a store's verbs."""
 
-    requests: int = 0  # a range is one; what a client repeats by itself is not seen
+    requests: int = 0  # a range is one, however often it is tried
     nbytes: int = 0  # received
-    retries: int = 0  # times that damaged bytes were about to be asked for again
+    retries: int = 0  # times that something failed, or came damaged, and was asked for again
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -53,7 +54,7 @@ class CountedStore(Store):
     """`inner`, with every request and every byte received added to `counter`."""
 
     def __init__(self, inner: Store, counter: Counter) -> None:
-        self._inner = inner
+        self._inner = inner.noting(lambda: counter.add(retries=1))
         self._counter = counter
         self.url = inner.url
         self.is_local = inner.is_local
@@ -106,12 +107,25 @@ class CountedStore(Store):
         self._counter.add(requests=1)
         self._inner.delete(keys)
 
+    def list_unfinished(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self._counter.add(requests=1)
+        return self._inner.list_unfinished(prefix)
+
+    def delete_unfinished(self, keys: Iterable[str]) -> None:
+        self._counter.add(requests=1)
+        self._inner.delete_unfinished(keys)
+
     def prepare(self) -> None:
         self._inner.prepare()
 
     def note_retry(self, key: str) -> None:
         self._counter.add(retries=1)
         self._inner.note_retry(key)
+
+    def until(self, stop: threading.Event) -> CountedStore:
+        other = copy.copy(self)
+        other._inner = self._inner.until(stop)
+        return other
 
     def _received(self, buffers: Buffers) -> Buffers:
         self._counter.add(nbytes=sum(buffer.nbytes for buffer in buffers))

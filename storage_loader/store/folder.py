@@ -14,7 +14,7 @@ import itertools
 import mmap
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from .base import (
 )
 
 _TEMPORARY = ".tmp-"
+_LOCK = f"{_TEMPORARY}lock"
 _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -146,7 +147,7 @@ class FolderStore(Store):
                 raise
             # A file system without hard links. The lock dies with its holder; its file stays, so it
             # lies where no empty folder is ever removed.
-            with FileLock(self.root / f"{_TEMPORARY}lock"):
+            with FileLock(self.root / _LOCK):
                 if path.exists():
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
                 os.replace(temporary, path)
@@ -159,36 +160,56 @@ class FolderStore(Store):
             return _info(key, path.stat())
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._files(prefix, lambda name: not name.startswith(_TEMPORARY))
+
+    def list_unfinished(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._files(prefix, lambda name: name.startswith(_TEMPORARY) and name != _LOCK)
+
+    def _files(self, prefix: str, is_wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         folders = [check_key(prefix) if prefix else ""]
         while folders:
             folder = folders.pop()
             for entry in self._entries(folder):
                 key = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir():
-                    folders.append(key)
-                else:
+                    if not entry.name.startswith(_TEMPORARY):
+                        folders.append(key)
+                elif is_wanted(entry.name):
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                         yield _info(key, entry.stat())
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         folder = check_key(prefix) if prefix else ""
-        return sorted(entry.name for entry in self._entries(folder) if entry.is_dir())
+        return sorted(
+            entry.name
+            for entry in self._entries(folder)
+            if entry.is_dir() and not entry.name.startswith(_TEMPORARY)
+        )
 
     def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
         with self._mapped_errors("list", folder):
             try:
                 with os.scandir(self.root / folder) as entries:
-                    return [e for e in entries if not e.name.startswith(_TEMPORARY)]
+                    return list(entries)
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            path = self._path(key)
-            with self._mapped_errors("delete", key):
-                with contextlib.suppress(*_NO_FILE):
-                    os.unlink(path)
-                self._remove_empty_folders(path.parent)
+            self._unlink(key, self._path(key))
+
+    def delete_unfinished(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            name = key.rsplit("/", 1)[-1]
+            if not name.startswith(_TEMPORARY) or name == _LOCK:
+                raise StoreError(f"key {key!r} is no unfinished put's")
+            self._unlink(key, self.root / check_key(key))
+
+    def _unlink(self, key: str, path: Path) -> None:
+        with self._mapped_errors("delete", key):
+            with contextlib.suppress(*_NO_FILE):
+                os.unlink(path)
+            self._remove_empty_folders(path.parent)
 
     def _remove_empty_folders(self, folder: Path) -> None:
         while folder != self.root:

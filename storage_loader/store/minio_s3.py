@@ -40,39 +40,27 @@ from .base import (
     check_ranges,
     read_only,
 )
-from .s3_place import (
-    CONNECT_TIMEOUT,
-    MAX_RETRIES,
-    READ_TIMEOUT,
-    THREADS,
-    Failure,
-    S3Place,
-    raise_mapped,
-)
+from .keys import Keys
+from .s3_place import THREADS, Failure, S3Place, raise_mapped
 from .s3_profile import profile_session
 
 
 class MinioS3(Store):
     """See `Store`; of `create` puts exactly one wins (If-None-Match)."""
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Place, keys: Keys | None = None) -> None:
         self.url = place.url
         self._place = place
+        self._keys = keys
 
     @cached_property
     def _http(self) -> urllib3.PoolManager:
         return urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT),
+            timeout=urllib3.Timeout(connect=self._place.connect_timeout, read=self._place.timeout),
             maxsize=THREADS,
             cert_reqs="CERT_REQUIRED",
             ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
-            retries=urllib3.Retry(
-                total=MAX_RETRIES,
-                backoff_factor=0.2,
-                status_forcelist=[500, 502, 503, 504],
-                allowed_methods=None,
-                raise_on_status=False,
-            ),
+            retries=urllib3.Retry(0, raise_on_status=False),  # `RetriedStore` does
         )
 
     @cached_property
@@ -92,6 +80,8 @@ class MinioS3(Store):
         place = self._place
         if place.access_key and place.secret_key:
             return StaticProvider(place.access_key, place.secret_key)
+        if self._keys is not None:
+            return _KeysProvider(self._keys)
         if os.environ.get("AWS_ACCESS_KEY_ID"):
             return EnvAWSProvider()
         session = profile_session(place)
@@ -108,7 +98,8 @@ class MinioS3(Store):
         except StoreError:
             raise
         except (MinioException, urllib3.exceptions.HTTPError, ParseError, ValueError) as error:
-            raise_mapped(self._place, _failure(verb, key, error), error)
+            place = self._place if self._keys is None else self._keys.shown()
+            raise_mapped(place, _failure(verb, key, error), error)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         with self._response(key, offset=start, length=end - start) as response:
@@ -138,38 +129,24 @@ class MinioS3(Store):
         return data
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        return self.get_many([(key, ranges)])[0]
-
-    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        for key, ranges in requests:
-            check_ranges(ranges, None, place=f"{self.url}/{key}")
-        plans = [coalesce([r for r in ranges if r[1] > r[0]]) for _, ranges in requests]
-        flat = [
-            (key, *request)
-            for (key, _), plan in zip(requests, plans, strict=True)
-            for request in plan.requests
-        ]
-        received = iter(list(self._threads.map(lambda call: self._get_range(*call), flat)))
-        results = []
-        for (_, ranges), plan in zip(requests, plans, strict=True):
-            bodies = [next(received) for _ in plan.requests]
-            sources = iter(plan.sources)
-            buffers = []
-            for start, end in ranges:
-                if end == start:
-                    buffers.append(memoryview(b""))
-                    continue
-                request, offset = next(sources)
-                buffers.append(bodies[request][offset : offset + end - start])
-            results.append(buffers)
-        return results
-
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        return list(self._threads.map(self.get, keys))
+        check_ranges(ranges, None, place=f"{self.url}/{key}")
+        plan = coalesce([r for r in ranges if r[1] > r[0]])
+        bodies = list(self._threads.map(lambda r: self._get_range(key, *r), plan.requests))
+        sources = iter(plan.sources)
+        buffers = []
+        for start, end in ranges:
+            if end == start:
+                buffers.append(memoryview(b""))
+                continue
+            request, offset = next(sources)
+            buffers.append(bodies[request][offset : offset + end - start])
+        return buffers
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         # The client's own put_object takes no precondition. A signed URL would take one, but
         # urllib3 writes URLs to its log and its errors, so the signature goes into a header.
+        body = read_only(data)
+        headers = {"Content-Length": str(body.nbytes), **({"If-None-Match": "*"} if create else {})}
         with self._mapped_errors("put", key):
             url = self._client.get_presigned_url(
                 "PUT", self._place.bucket, self._place.full_key(key)
@@ -177,8 +154,12 @@ class MinioS3(Store):
             response = self._http.request(
                 "PUT",
                 url,
-                body=read_only(data),  # type: ignore[arg-type]
-                headers=self._signed(url, {"If-None-Match": "*"} if create else {}),
+                # In pieces: a socket's timeout is for all that is handed to it at once.
+                body=(
+                    body[i : i + STREAM_CHUNK]  # type: ignore[misc]
+                    for i in range(0, body.nbytes, STREAM_CHUNK)
+                ),
+                headers=self._signed(url, headers),
                 redirect=False,
             )
         if response.status >= 300:
@@ -249,6 +230,17 @@ class MinioS3(Store):
                     raise
 
 
+class _KeysProvider(Provider):
+    """Keys of `DataConfig(credentials=...)`; asked before each request."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def retrieve(self) -> Credentials:
+        keys = self._keys.current()
+        return Credentials(keys.access_key, keys.secret_key, keys.token)
+
+
 class _ProfileProvider(Provider):
     """boto3 renews the keys; asked before each request."""
 
@@ -288,9 +280,9 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
                 urllib3.exceptions.NewConnectionError,
                 urllib3.exceptions.ConnectTimeoutError,
                 urllib3.exceptions.SSLError,
-                urllib3.exceptions.ProtocolError,
             ),
         ),
+        broken=isinstance(reason, urllib3.exceptions.ProtocolError),
         detail=str(error),
     )
 

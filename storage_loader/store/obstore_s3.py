@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -27,20 +26,15 @@ from .base import (
     check_ranges,
     read_only,
 )
-from .s3_place import (
-    CONNECT_TIMEOUT,
-    MAX_RETRIES,
-    READ_TIMEOUT,
-    THREADS,
-    Failure,
-    S3Place,
-    raise_mapped,
-)
+from .keys import Keys
+from .s3_place import Failure, S3Place, raise_mapped
 from .s3_profile import profile_session
 
 SINGLE_PUT = 64 * 2**20  # one PUT up to here beats parts by 1.14; above, 4 parts of 16 MiB at once
 PART = 16 * 2**20
 PARTS_AT_ONCE = 4
+_LARGE = 2**20  # bytes of a body that takes its time
+_SLOWEST = 2**20  # bytes a second
 
 _first_use_pid: int | None = None
 
@@ -53,12 +47,21 @@ def usable() -> bool:
 class ObstoreS3(Store):
     """See `Store`; of `create` puts exactly one wins (If-None-Match)."""
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Place, keys: Keys | None = None) -> None:
         self.url = place.url
         self._place = place
+        self._keys = keys
 
     @cached_property
     def _client(self) -> ObstoreClient:
+        return self._connected(self._place.timeout)
+
+    @cached_property
+    def _upload_client(self) -> ObstoreClient:
+        """For large bodies: obstore's timeout runs while one is being sent, progress or not."""
+        return self._connected(self._place.timeout + SINGLE_PUT / _SLOWEST)
+
+    def _connected(self, timeout: float) -> ObstoreClient:
         global _first_use_pid  # noqa: PLW0603  what `usable` asks about is the process
         _first_use_pid = os.getpid()
         place = self._place
@@ -73,6 +76,8 @@ class ObstoreS3(Store):
                 "token": None,
                 "expires_at": None,
             }
+        elif self._keys is not None:
+            options["credential_provider"] = self._keys.for_obstore
         elif not os.environ.get("AWS_ACCESS_KEY_ID"):
             session = profile_session(place)
             if session is not None:
@@ -87,25 +92,13 @@ class ObstoreS3(Store):
             unsigned_payload=not is_http,
             client_options={
                 "allow_http": is_http,
-                "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
-                "read_timeout": timedelta(seconds=READ_TIMEOUT),
+                "connect_timeout": timedelta(seconds=place.connect_timeout),
+                "read_timeout": timedelta(seconds=timeout),
                 "timeout": timedelta(hours=1),
             },
-            retry_config={
-                "max_retries": MAX_RETRIES,
-                "retry_timeout": timedelta(seconds=READ_TIMEOUT),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=0.1),
-                    "max_backoff": timedelta(seconds=2),
-                    "base": 3,
-                },
-            },
+            retry_config={"max_retries": 0},  # `RetriedStore` does
             **options,
         )
-
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
 
     @contextmanager
     def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
@@ -114,7 +107,8 @@ class ObstoreS3(Store):
         except StoreError:
             raise
         except (BaseError, OSError, ValueError) as error:
-            raise_mapped(self._place, _failure(verb, key, error), error)
+            place = self._place if self._keys is None else self._keys.shown()
+            raise_mapped(place, _failure(verb, key, error), error)
 
     def get(self, key: str) -> memoryview:
         with self._mapped_errors("get", key):
@@ -144,19 +138,11 @@ class ObstoreS3(Store):
         check_lengths(buffers, ranges, place=f"{self.url}/{key}")
         return buffers
 
-    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        if len(requests) == 1:
-            return super().get_many(requests)
-        return list(self._threads.map(lambda request: self.get_ranges(*request), requests))
-
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        return list(self._threads.map(self.get, keys))
-
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         body = read_only(data)
         with self._mapped_errors("put", key):
             obstore.put(
-                self._client,
+                self._upload_client if body.nbytes > _LARGE else self._client,
                 self._place.full_key(key),
                 body,
                 mode="create" if create else "overwrite",
@@ -206,5 +192,6 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
         status=int(status[1]) if status else (404 if isinstance(error, FileNotFoundError) else 0),
         timed_out="kind: Timeout" in text or "TimedOut" in text,
         unreachable="kind: Connect" in text,
+        broken=status is None and "HTTP error" in text,  # the protocol's, of whatever kind
         detail=text.split("\n", 1)[0],
     )

@@ -6,8 +6,6 @@ process that was forked after obstore ran uses the minio client instead; both ar
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
@@ -16,15 +14,17 @@ from ..process import PerProcess
 from ..ranges import Range
 from . import obstore_s3
 from .base import Buffers, ObjectInfo, Store
+from .keys import Keys, RenewedStore
 from .minio_s3 import MinioS3
 from .obstore_s3 import ObstoreS3
-from .s3_place import ConflictError, S3Place
-
-_CONFLICT_WAITS = (0.1, 0.3, 1.0)  # seconds
+from .s3_place import S3Place
 
 
 class S3Store(Store):
-    """The client that fits this process, behind the verbs of `Store`."""
+    """The client that fits this process, behind the verbs of `Store`.
+
+    Each request is made once: `RetriedStore` makes it again, and several at once.
+    """
 
     def __init__(self, place: S3Place) -> None:
         self.url = place.url
@@ -36,7 +36,15 @@ class S3Store(Store):
         return self._process_client.get(self._make)
 
     def _make(self) -> Store:
-        return ObstoreS3(self.place) if obstore_s3.usable() else MinioS3(self.place)
+        keys = self._keys()
+        client: Store = (
+            ObstoreS3(self.place, keys) if obstore_s3.usable() else MinioS3(self.place, keys)
+        )
+        return client if keys is None else RenewedStore(client, keys)
+
+    def _keys(self) -> Keys | None:
+        provider = self.place.credentials
+        return None if provider is None else Keys(self.place, provider)
 
     @property
     def origin(self) -> str:
@@ -48,21 +56,11 @@ class S3Store(Store):
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._client.get_ranges(key, ranges)
 
-    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        return self._client.get_many(requests)
-
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        return self._client.get_all(keys)
-
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         return self._client.stream(key, start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        for seconds in _CONFLICT_WAITS:
-            with contextlib.suppress(ConflictError):
-                return self._client.put(key, data, create=create)
-            time.sleep(seconds)
-        return self._client.put(key, data, create=create)
+        self._client.put(key, data, create=create)
 
     def head(self, key: str) -> ObjectInfo:
         return self._client.head(key)
@@ -78,4 +76,6 @@ class S3Store(Store):
 
     def prepare(self) -> None:
         """Create the bucket; `PermissionDeniedError` where the keys do not allow it."""
-        MinioS3(self.place).prepare()
+        keys = self._keys()
+        client = MinioS3(self.place, keys)
+        (client if keys is None else RenewedStore(client, keys)).prepare()

@@ -6,22 +6,24 @@ import os
 import re
 from dataclasses import dataclass, field
 from typing import NoReturn
+from urllib.parse import quote
 
-from ..config import DataConfig, parse_endpoint
+from ..config import DEFAULT_TIMEOUT, DataConfig, parse_endpoint
+from ..credentials import Provider
 from ..errors import (
     BucketNotFoundError,
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectShortError,
     PermissionDeniedError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
+    StoreUnavailableError,
 )
 from .base import check_key
 
-CONNECT_TIMEOUT = 5.0  # seconds
-READ_TIMEOUT = 30.0  # seconds without a byte
-MAX_RETRIES = 4  # with backoff from 0.1 s: a dead server is reported after about 3 s
+CONNECT_TIMEOUT = 5.0  # seconds at most
 THREADS = 32  # requests in flight when reading ranges; 32 to 64 measured best
 
 
@@ -35,6 +37,9 @@ class S3Place:
     region: str
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    credentials: Provider | None = field(default=None, repr=False)
+    timeout: float = DEFAULT_TIMEOUT  # seconds that a request may stay without progress
 
     @classmethod
     def of(cls, config: DataConfig) -> S3Place:
@@ -54,7 +59,19 @@ class S3Place:
             or "us-east-1",
             config.access_key,
             config.secret_key,
+            credentials=config.credentials,
+            timeout=config.timeout,
         )
+
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds until a connection must stand."""
+        return min(CONNECT_TIMEOUT, self.timeout)
+
+    @property
+    def secrets(self) -> list[str]:
+        """What must not be shown."""
+        return [key for key in (self.access_key, self.secret_key, self.session_token) if key]
 
     @property
     def url(self) -> str:
@@ -83,6 +100,8 @@ class S3Place:
 class ConflictError(StoreError):
     """Two create-only puts met, and the server let neither pass: put again."""
 
+    is_transient = True
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -93,10 +112,24 @@ class Failure:
     code: str = ""  # the S3 error code, e.g. NoSuchBucket
     status: int = 0  # the HTTP status, 0 where none arrived
     timed_out: bool = False
-    unreachable: bool = False
+    unreachable: bool = False  # no connection could be made
+    broken: bool = False  # the connection ended before the answer did
     detail: str = ""
 
 
+_PASSING = {408, 429, 500, 502, 503, 504}
+_PASSING_CODES = {
+    "BadDigest",  # what was sent came damaged, as in the next
+    "XAmzContentSHA256Mismatch",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "TooManyRequests",
+}
 _OTHER_REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"}
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"}
 
@@ -140,13 +173,18 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
     ):
         error = ObjectExistsError(f"{where}: the object exists")
     elif failure.status == 416:
-        error = StoreError(f"{where}: a range begins beyond the end of the object")
+        error = ObjectShortError(f"{where}: a range begins beyond the end of the object")
     elif failure.status in (301, 307) or failure.code in _OTHER_REGION:
         error = StoreError(
             f"{where}: the bucket lies in another region than {place.region!r}; set region="
         )
     elif failure.timed_out:
         error = StoreTimeoutError(f"{where}: the server took too long to answer")
+    elif failure.unreachable and "certificate" in str(cause).lower():
+        error = StoreError(
+            f"{where}: the server's certificate is not trusted; where a CA of your own signed it, "
+            "name the file of the CA's certificate in SSL_CERT_FILE"
+        )
     elif failure.unreachable:
         hint = "" if not (place.endpoint or "").startswith("https://") else (
             "; a server without TLS needs endpoint='http://...' or secure=False"
@@ -154,11 +192,15 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         error = StoreConnectionError(
             f"{where}: no connection; is the server running, and is the endpoint right?{hint}"
         )
+    elif failure.broken:
+        error = StoreConnectionError(f"{where}: the connection broke off")
     else:
         status = f"HTTP {failure.status}" if failure.status else ""
         answer = f"{status} {failure.code}".strip()
         reason = f"the server answered {answer}" if answer else failure.detail
-        error = StoreError(f"{where}: {_without_keys(place, reason)}")
+        passing = failure.status in _PASSING or failure.code in _PASSING_CODES
+        kind = StoreUnavailableError if passing else StoreError
+        error = kind(f"{where}: {_without_keys(place, reason)}")
     try:
         raise error from _cause(place, cause)
     finally:
@@ -168,11 +210,14 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
 def _without_keys(place: S3Place, text: str) -> str:
     """The text without the keys that a server's answer may repeat."""
     text = re.sub(r"(?s)<(AWSAccessKeyId|SignatureProvided|StringToSign)>.*?</\1>", "", text)
-    environment = [os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")]
-    for secret in [place.access_key, place.secret_key, *environment]:
-        if secret:
-            text = text.replace(secret, "***")
+    for secret in [*place.secrets, *map(os.environ.get, _VARIABLES)]:
+        if secret and len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
     return text
+
+
+_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_SHORTEST_SECRET = 6  # a shorter one would be found in words that are none
 
 
 def _cause(place: S3Place, cause: Exception) -> Exception:

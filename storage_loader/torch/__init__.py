@@ -8,6 +8,7 @@ except ImportError as error:
     ) from error
 
 from .adapters import DataLoader, Dataset
+from .iterable import IterableDataset
 from .tensors import as_tensor
 
-__all__ = ["DataLoader", "Dataset", "as_tensor"]
+__all__ = ["DataLoader", "Dataset", "IterableDataset", "as_tensor"]

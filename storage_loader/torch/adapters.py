@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch.utils.data
 
 from .. import loader
 from ..catalog import Snapshot
-from ..loader.gather import Array
+from ..config import DataConfig
+from ..keywords import reject_unknown
+from ..loader.ahead import Ahead
+from ..loader.loader import Result, Timed
+from ..loader.memory import Memory
+from ..loader.parts import Array
+from ..loader.plan import Epoch
+from ..loader.reader import Read
+from ..loader.stats import Meter
 from ..loader.view import View
+from ..process import PerProcess
 from . import distributed
+from .device import Cuda, cuda_device
+from .gather import TensorMemory
+from .ring import Ring, Slot, room_for
 from .tensors import as_tensors, reduce_tensor
+
+_KEYWORDS = [name for name in inspect.signature(loader.DataLoader).parameters if name != "config"]
 
 
 class _TorchView(View):
@@ -40,14 +57,106 @@ class DataLoader(_TorchView, loader.DataLoader):
 
     Without `rank` and `world_size` those of `torch.distributed` hold, where it is initialised
     when the loader is first used; all ranks then read rank 0's version, so every rank must
-    make the loader and use it.
+    make the loader and use it. An iteration begins when its first batch is asked for.
     """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        device: str | int | torch.device | None = None,
+        **settings: Any,
+    ) -> None:
+        """`device`: where batches are put ahead of use, "cuda" or "cuda:0" for example; None or
+        "cpu": they stay in the host's memory, without a copy. `transform` runs before, on
+        tensors in the host's memory. `settings`: those of `storage_loader.DataLoader`.
+        """
+        reject_unknown(settings, [*_KEYWORDS, "device"], what="DataLoader keyword")
+        super().__init__(config, **settings)
+        self._device = cuda_device(device)
+        self._rings: PerProcess[Ring] = PerProcess()
+        self._memory = TensorMemory()
 
     def _ranks(self) -> tuple[int, int]:
         return self._given_ranks or distributed.place() or (0, 1)
 
     def _is_shared(self) -> bool:
         return self._given_ranks is None and super()._is_shared()
+
+    def __iter__(self) -> Iterator[Any]:
+        # Lightning and torchdata make iterators that they never ask: those are no epochs.
+        self._given = self._state = None
+        return self._begun()
+
+    def _begun(self) -> Generator[Any, None, None]:
+        yield from super().__iter__()
+
+    # To a device: gathered into a slot of the ring and sent in a thread, received here.
+
+    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
+        batches = super()._batches(epoch, meter)
+        return batches if self._device is None else self._received(batches, self._device)
+
+    def _received(
+        self, batches: Generator[Result, None, None], device: torch.device
+    ) -> Generator[Result, None, None]:
+        ring = self._rings.get(lambda: Ring(Cuda(device)))
+        try:
+            with closing(batches):
+                for number, rows, sent in batches:
+                    yield number, rows, ring.receive(sent)
+        finally:
+            ring.clear()
+
+    def _new_memory(self) -> Memory | None:
+        ring = self._ring
+        if ring is None:
+            return self._memory
+        if self._transform is not None:  # which may keep what it gets
+            return None
+        extras = 16 * self._batch_size  # bytes at most
+        attributes = self.schema
+        nbytes = [self._batch_size * a.row_nbytes for a in attributes]
+        return ring.take(room_for([*nbytes, extras, extras]))
+
+    def _results(
+        self, reads: Iterator[Timed[Read]], stop: threading.Event
+    ) -> Generator[Timed[Result], None, None]:
+        if self._device is None or self._transform is not None:
+            return super()._results(reads, stop)
+        return Ahead(reads, self._made, stop, threads=1).results()  # torch has more to gather
+
+    def _made(self, timed: Timed[Read]) -> Timed[Result]:
+        result, ready, gathered = super()._made(timed)
+        return self._sent(result, timed[0].memory), ready, gathered
+
+    def _worked(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
+        batches = super()._worked(epoch, meter)
+        return batches if self._device is None else self._sent_ahead(batches)
+
+    def _sent_ahead(self, batches: Generator[Result, None, None]) -> Generator[Result, None, None]:
+        ahead = Ahead(batches, self._sent, threads=1)
+        with closing(batches), closing(ahead.results()) as results:
+            yield from results
+
+    def _sent(self, result: Result, memory: Memory | None = None) -> Result:
+        ring = self._ring
+        if ring is None:
+            return result
+        number, rows, batch = result
+        assert memory is None or isinstance(memory, Slot)
+        return number, rows, ring.send(batch, memory)
+
+    @property
+    def _ring(self) -> Ring | None:
+        return self._rings.peek()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_rings"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._rings = PerProcess()
 
 
 class Dataset(_TorchView, loader.Dataset, torch.utils.data.Dataset[Any]):

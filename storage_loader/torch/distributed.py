@@ -17,11 +17,12 @@ def place() -> tuple[int, int] | None:
 
     A worker process of torch's DataLoader is no rank, although a fork makes it look like one.
     """
-    if (
-        not distributed.is_available()
-        or not distributed.is_initialized()
-        or torch.utils.data.get_worker_info() is not None
-    ):
+    return None if torch.utils.data.get_worker_info() is not None else group()
+
+
+def group() -> tuple[int, int] | None:
+    """Rank and world_size, in a worker that was forked those of the process it belongs to."""
+    if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ..loader.gather import Array
+from ..loader.parts import Array
 
 
 def as_tensor(array: Array) -> torch.Tensor:

@@ -1,0 +1,262 @@
+"""What no reader can need any more: first a plan, then its deletions.
+
+**What is garbage.** Commits that have not been live for longer than `keep`, and what only they
+name; objects that no commit names and whose attempt is dead; leases of dead attempts; files
+that killed puts and killed collections left. An attempt (`objects/<writer>/<attempt>...`) is dead
+where neither its lease nor any of its objects was written within `grace`: a saver that holds
+uncommitted objects rewrites its lease every few minutes. What has another shape than docs/format.md
+gives it is never deleted, nor are claims and barriers (commits that replace themselves): they hold
+off attempts that may still wake up, and are small.
+
+**Why a commit never loses its objects.** Objects are listed first and commits read afterwards,
+all of them. A commit that was published before the reading is among them, so what it names stays.
+One that is published later names objects of a saver that is at work: what was listed of it
+is alive by its lease, what was not listed is not deleted. Only a saver that was stopped for longer
+than `grace` (a suspended machine) may find its objects gone; it looks for them before it publishes.
+
+**Why the live commits stay the same.** Commits go one by one, oldest first, each only where the
+live ones without it are the live ones with it. So whatever a reader, a saver or another collection
+sees meanwhile, also where this one is killed, is the newest version as it was. Commits go before
+their objects: a reader finds a commit with all its objects, or none.
+
+**Clocks.** All ages are by the store's clock, of which `server_time` asks. Two collections at once
+delete the same things; deleting what is gone is no error.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from typing import Literal
+
+from ..config import DataConfig
+from ..errors import ConfigError, ObjectNotFoundError
+from ..keywords import checked_keywords, flag
+from ..store import ObjectInfo, Store
+from .catalog import Catalog, StoredCommit
+from .commits import Commit, CommitId, live_commits, states
+
+GRACE = timedelta(hours=24)
+KEEP = timedelta(days=7)
+
+_WRITER = r"objects/[A-Za-z0-9][A-Za-z0-9._-]*"
+_OBJECT = re.compile(rf"({_WRITER}/[0-9a-f]+)(-\d{{6,}}\.h5|\.lease)")
+_CLAIM = re.compile(rf"{_WRITER}/\d{{6}}\.claim")
+_PROBE = re.compile(r"gc-[0-9a-f]{16}\.probe")
+_PROBE_AGE = timedelta(hours=1)  # another collection's may be a moment old
+_AT_ONCE = 1000  # keys of one deletion
+
+Kind = Literal["commit", "object", "lease", "unfinished", "probe"]
+_DELETED_AS = {"lease": "object", "probe": "object"}
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that no reader can need."""
+
+    kind: Kind
+    key: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection deletes, in this order, and what it does not know and leaves alone."""
+
+    garbage: tuple[Garbage, ...]
+    foreign: tuple[str, ...]  # keys below the dataset that are none of the format's
+
+
+@checked_keywords
+def collect_garbage(
+    config: DataConfig,
+    *,
+    grace: timedelta = GRACE,
+    keep: timedelta = KEEP,
+    dry_run: bool = False,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Collected:
+    """Delete what no reader of a dataset can need; returns what it was.
+
+    `grace`: how long a saver may be silent before what it stored without a commit is garbage.
+    `keep`: how long commits that were replaced can still be read, with `version=` or by a loader
+    that is at them; afterwards that is a `VersionNotFoundError`, and a loader in the middle of an
+    epoch misses objects. Longer than any saver takes from its first look to its commit. `dry_run`
+    deletes nothing. `progress` gets how many things were deleted, of how many. May run at any time,
+    beside savers, readers and itself.
+
+    Raises `FormatError`, and deletes nothing, where dataset.json or a commit cannot be read: what
+    it names is not known. Takes about 1 KB of memory an object.
+    """
+    for name, value in (("grace", grace), ("keep", keep)):
+        if not isinstance(value, timedelta) or value < timedelta(0):
+            raise ConfigError(f"{name} {value!r}: a timedelta from 0 up")
+    flag("dry_run", dry_run)
+    catalog = Catalog(config)
+    found = _found(catalog, grace, keep)
+    if not dry_run:
+        _delete(catalog.store, found.garbage, progress)
+    return found
+
+
+def _found(catalog: Catalog, grace: timedelta, keep: timedelta) -> Collected:
+    store, prefix = catalog.store, catalog.prefix
+    if not any(store.list(prefix)) and not any(store.list_unfinished(prefix)):
+        catalog.require_schema()
+    now = server_time(store, prefix)  # first: what is written from here on has an age below 0
+    listed = list(store.list(prefix))  # before the commits are read
+    unfinished = list(store.list_unfinished(prefix))
+    _, commits = catalog.read_everything()
+    return plan(
+        now,
+        grace=grace,
+        keep=keep,
+        prefix=prefix,
+        listed=listed,
+        unfinished=unfinished,
+        commits=commits,
+    )
+
+
+def server_time(store: Store, prefix: str) -> datetime:
+    """The time by the store's clock: that of an object which is put for it and deleted."""
+    try:
+        return _time_of_probe(store, prefix)
+    except ObjectNotFoundError:  # the dataset was deleted meanwhile, and that with it
+        return _time_of_probe(store, prefix)
+
+
+def _time_of_probe(store: Store, prefix: str) -> datetime:
+    key = f"{prefix}/gc-{secrets.token_hex(8)}.probe"
+    store.put(key, b"{}")
+    try:
+        return store.head(key).modified
+    finally:
+        store.delete([key])
+
+
+def plan(
+    now: datetime,
+    *,
+    grace: timedelta,
+    keep: timedelta,
+    prefix: str,
+    listed: Iterable[ObjectInfo],
+    unfinished: Iterable[ObjectInfo],
+    commits: Mapping[CommitId, StoredCommit],
+) -> Collected:
+    """What to delete of a dataset under `prefix`, in this order. Pure.
+
+    `listed` is what the store had before `commits`, all there are, were read.
+    """
+    replaced = _replaced(now - keep, commits)
+    released = _keys(prefix, commits, replaced)
+    named = _keys(prefix, commits, commits.keys() - set(replaced))
+    attempts: dict[str, datetime] = {}
+    keyed = {info.key[len(prefix) + 1 :]: info for info in listed}
+    for key, info in keyed.items():
+        match = _OBJECT.fullmatch(key)
+        if match:
+            last = attempts.get(match[1], info.modified)
+            attempts[match[1]] = max(last, info.modified)
+    garbage = [Garbage("commit", commits[i].info.key, commits[i].info.nbytes) for i in replaced]
+    foreign = []
+    for key, info in keyed.items():
+        match = _OBJECT.fullmatch(key)
+        is_dead = match is not None and now - attempts[match[1]] > grace
+        if info.key in named:
+            continue
+        if is_dead or info.key in released:
+            kind: Kind = "lease" if key.endswith(".lease") else "object"
+            garbage.append(Garbage(kind, info.key, info.nbytes))
+        elif _PROBE.fullmatch(key):
+            if now - info.modified > max(grace, _PROBE_AGE):
+                garbage.append(Garbage("probe", info.key, info.nbytes))
+        elif not (match or _CLAIM.fullmatch(key) or _is_metadata(key)):
+            foreign.append(info.key)
+    garbage += [
+        Garbage("unfinished", info.key, info.nbytes)
+        for info in unfinished
+        if now - info.modified > grace
+    ]
+    return Collected(tuple(garbage), tuple(sorted(foreign)))
+
+
+def _keys(
+    prefix: str, commits: Mapping[CommitId, StoredCommit], ids: Iterable[CommitId]
+) -> set[str]:
+    """Keys in the store of the objects that these commits name."""
+    return {f"{prefix}/{o.key}" for i in ids for o in commits[i].commit.objects}
+
+
+def _is_metadata(key: str) -> bool:
+    folder, _, name = key.rpartition("/")
+    if folder == "metadata" and name.endswith(".json"):
+        return CommitId.parse(name.removesuffix(".json")) is not None
+    return key == "dataset.json"
+
+
+def _replaced(before: datetime, commits: Mapping[CommitId, StoredCommit]) -> list[CommitId]:
+    """Commits that ceased to be live before that time, in an order in which they may go."""
+    remaining = {i: one.commit for i, one in commits.items()}
+    live = live_commits(remaining)
+    ended = _ended(commits, remaining)
+    numbers = Counter((i.writer, i.number) for i in commits)
+    replaced: list[CommitId] = []
+    barriers = {i for i, commit in remaining.items() if commit.replaces == (i,)}
+    others = sorted(remaining.keys() - set(live) - barriers)
+    for place, commit_id in enumerate(others):
+        if ended[commit_id] >= before:
+            continue
+        commit = remaining.pop(commit_id)
+        # What has no twin and replaces no later commit says nothing of later ones, and the earlier
+        # ones are all live: a thousand commits need not be looked at for each of a thousand.
+        is_last_word = (
+            len(replaced) == place
+            and numbers[commit_id.writer, commit_id.number] == 1
+            and all(earlier < commit_id for earlier in commit.replaces)
+        )
+        if is_last_word or live_commits(remaining) == live:
+            replaced.append(commit_id)
+        else:
+            remaining[commit_id] = commit
+    return replaced
+
+
+def _ended(
+    commits: Mapping[CommitId, StoredCommit], plain: Mapping[CommitId, Commit]
+) -> dict[CommitId, datetime]:
+    """When each commit ceased to be live: when the commit after which it was not was stored."""
+    ended: dict[CommitId, datetime] = {i: one.info.modified for i, one in commits.items()}
+    before: set[CommitId] = set()
+    for commit_id, state in states(plain):
+        now_live = set(state)
+        for gone in before - now_live:
+            if gone in ended:
+                ended[gone] = commits[commit_id].info.modified
+        before = now_live
+    return ended
+
+
+def _delete(
+    store: Store, garbage: Sequence[Garbage], progress: Callable[[int, int], object]
+) -> None:
+    done = 0
+    for batch in _batches(garbage):
+        delete = store.delete_unfinished if batch[0].kind == "unfinished" else store.delete
+        delete([one.key for one in batch])
+        done += len(batch)
+        progress(done, len(garbage))
+
+
+def _batches(garbage: Sequence[Garbage]) -> Iterator[list[Garbage]]:
+    """What one deletion takes: one commit, so that they go in their order, else many things."""
+    for kind, alike in groupby(garbage, lambda one: _DELETED_AS.get(one.kind, one.kind)):
+        at_once = 1 if kind == "commit" else _AT_ONCE
+        while batch := list(islice(alike, at_once)):
+            yield batch

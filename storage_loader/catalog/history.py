@@ -1,0 +1,93 @@
+"""What was published, in order, and how to take one commit out of what readers see."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from ..config import DataConfig
+from ..errors import VersionNotFoundError
+from ..keywords import checked_keywords
+from .catalog import Catalog
+from .commits import CommitId, live_commits, states
+from .objects import StoredObjects
+from .snapshot import Version
+
+
+@dataclass(frozen=True)
+class LoggedCommit:
+    """One commit of a dataset. `version=` takes its `id` or its `version`."""
+
+    id: str
+    writer: str
+    time: datetime  # when it was stored, by the store's clock
+    num_rows: int
+    num_objects: int
+    nbytes: int  # of its objects
+    replaces: tuple[str, ...]  # ids of the commits whose place it took
+    is_live: bool  # its rows are in the newest version
+    version: Version | None  # of the dataset after it; None where commits of it are gone
+
+
+@checked_keywords
+def commit_log(config: DataConfig) -> list[LoggedCommit]:
+    """All commits there are, in the order of their rows; `DatasetNotFoundError` without a dataset.
+
+    Reads dataset.json and commits, never an object.
+    """
+    catalog = Catalog(config)
+    schema, stored = catalog.read_everything()
+    if schema is None:
+        catalog.require_schema()
+    commits = {i: one.commit for i, one in stored.items()}
+    live = set(live_commits(commits))
+    log = []
+    for commit_id, state in states(commits):
+        commit, info = commits[commit_id], stored[commit_id].info
+        objects = cast(StoredObjects, commit.objects)  # as in all commits that were read
+        log.append(
+            LoggedCommit(
+                str(commit_id),
+                commit_id.writer,
+                info.modified,
+                sum(objects.rows.tolist()),
+                len(objects),
+                sum(objects.nbytes.tolist()),
+                tuple(map(str, commit.replaces)),
+                commit_id in live,
+                Version.of(state) if commits.keys() >= set(state) else None,
+            )
+        )
+    return log
+
+
+@checked_keywords
+def drop_commit(config: DataConfig, commit: str) -> str:
+    """Take one commit's rows out of the newest version, all at once; the id of what does so.
+
+    That is a commit without rows which replaces the dropped one: earlier versions stay as they
+    are until `collect_garbage` removes what they need, commits made beside it survive, and what
+    the dropped commit itself replaced stays replaced. A refresh that took the commit's place
+    meanwhile stands. Raises `VersionNotFoundError` where the newest version does not hold it.
+    """
+    catalog = Catalog(config)
+    schema = catalog.require_schema()
+    _, stored = catalog.read_everything()
+    commits = {i: one.commit for i, one in stored.items()}
+    wanted = CommitId.parse(commit)
+    if wanted is None or wanted not in live_commits(commits):
+        state = "is replaced already" if wanted in commits else "is gone or never was"
+        raise VersionNotFoundError(f"commit {commit!r} {state}: it is not in the newest version")
+    dropping = catalog.publish(schema, [], writer=secrets.token_hex(8), number=0, replaces=[wanted])
+    # Of two that replace a common commit the later id wins: a refresh that was published between
+    # our looking and our publishing would lose its rows to one that has none.
+    _, stored = catalog.read_everything()
+    earlier = [i for i in stored if i not in commits and i < dropping]
+    if any(wanted in stored[i].commit.replaces for i in earlier):
+        catalog.store.delete([catalog.commit_key(dropping)])
+        raise VersionNotFoundError(
+            f"commit {commit!r} was replaced meanwhile: it is not in the newest version"
+        )
+    return str(dropping)

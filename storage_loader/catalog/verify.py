@@ -1,0 +1,351 @@
+"""Whether a dataset is as it was stored: every byte is read and hashed, every header opened."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ..config import DataConfig, canonical_json
+from ..errors import ConfigError, FormatError, ObjectNotFoundError
+from ..hdf5 import header_problems
+from ..keywords import checked_keywords
+from ..layout import ObjectLayout
+from ..schema import Schema
+from ..store import Buffer, Store, xxh3
+from .catalog import Catalog, commits_of, named_ids
+from .commits import Commit, CommitId
+from .objects import StoredObject, StoredObjects
+from .snapshot import Version
+
+_THREADS = 8
+_MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
+_KEPT_HEADERS = 1024  # that are known to be right: objects of one layout have the same
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was stored."""
+
+    dataset: str
+    what: str
+    commit: str | None = None
+    key: str | None = None  # of an object, relative to the dataset
+    attribute: str | None = None
+    rows: tuple[int, int] | None = None  # of the dataset in this version: first, first not
+
+    def __str__(self) -> str:
+        where = [f"dataset {self.dataset!r}"]
+        where += [f"commit {self.commit}"] if self.commit else []
+        where += [f"object {self.key}"] if self.key else []
+        where += [f"attribute {self.attribute!r}"] if self.attribute else []
+        where += [f"rows {self.rows[0]} to {self.rows[1]}"] if self.rows else []
+        return f"{', '.join(where)}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was looked at, and what is wrong with it."""
+
+    version: Version
+    num_rows: int
+    num_objects: int
+    nbytes: int  # of the objects, as their commits say
+    problems: tuple[Problem, ...]
+
+
+@checked_keywords
+def verify_dataset(
+    config: DataConfig,
+    *,
+    version: Version | str | Sequence[str] | None = None,
+    num_threads: int = _THREADS,
+    found: Callable[[Problem], object] = lambda problem: None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Verified:
+    """Read everything of a dataset, the newest version or another, and check it.
+
+    Checked are dataset.json, every commit there is, that no object is named twice, and of each
+    object its size, the checksums of the whole, of its checksum table and of each block, and
+    that HDF5 shows the attributes as they are recorded. What seems damaged is fetched once more.
+    Nothing is changed. `found` gets each problem at once, `progress` the bytes looked at, of how
+    many; both are called in this thread. Memory: some MiB for each of `num_threads`, and 0.3 KB
+    an object.
+
+    Where a commit cannot be read, which is a problem, the others are looked at without it. Raises
+    `DatasetNotFoundError`, `VersionNotFoundError`, or `StoreError` where the store fails.
+    """
+    if type(num_threads) is not int or num_threads < 1:
+        raise ConfigError(f"num_threads {num_threads!r}: at least 1")
+    catalog = Catalog(config)
+    problems: list[Problem] = []
+
+    def note(problem: Problem) -> None:
+        problems.append(problem)
+        found(problem)
+
+    schema = _read_schema(catalog, note)
+    if schema is None:
+        return Verified(Version(()), 0, 0, 0, tuple(problems))
+    commits = _read_commits(catalog, schema, note)
+    if version is None or isinstance(version, str):
+        live = commits_of(version, commits)
+    else:
+        live = named_ids(version, sorted(commits))
+    parts = [cast(StoredObjects, commits[i].objects) for i in live]  # as in all that were read
+    # After the commits were read: what they name was there.
+    sizes = {info.key: info.nbytes for info in catalog.store.list(f"{catalog.prefix}/objects")}
+    total = sum(sum(part.nbytes.tolist()) for part in parts)
+    examiner = _Examiner(catalog.store, catalog.prefix, schema, sizes)
+    objects = ((i, stored) for i, part in zip(live, parts, strict=True) for stored in part)
+    owners: dict[str, CommitId] = {}
+    done = first = 0
+    progress(done, total)
+    for (commit_id, stored), damages in _in_threads(examiner.examine, objects, num_threads):
+        owner = owners.get(stored.key)
+        owners[stored.key] = commit_id
+        twice = f"is named twice, before by commit {owner}"
+        for damage in [*damages, *([_Damage(twice, 0, stored.rows)] if owner else [])]:
+            rows = (first + damage.start, first + damage.stop)
+            where = (str(commit_id), stored.key, damage.attribute, rows)
+            note(Problem(config.dataset_name, damage.what, *where))
+        first += stored.rows
+        done += stored.nbytes
+        progress(done, total)
+    return Verified(Version.of(live), first, sum(map(len, parts)), total, tuple(problems))
+
+
+def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | None:
+    """The schema; None, and a problem, where dataset.json cannot be read."""
+    name = catalog.config.dataset_name
+    try:
+        schema = catalog.require_schema()
+        body = bytes(catalog.store.get(catalog.schema_key))
+        if canonical_json(json.loads(body)) != body:
+            note(Problem(name, f"{catalog.store.url}/{catalog.schema_key}: not canonical JSON"))
+    except FormatError as error:
+        note(Problem(name, str(error)))
+        return None
+    return schema
+
+
+def _read_commits(
+    catalog: Catalog, schema: Schema, note: Callable[[Problem], None]
+) -> dict[CommitId, Commit]:
+    """All commits that can be read; one that was deleted meanwhile is none."""
+    ids = catalog.commit_ids()
+    try:
+        return catalog.read_commits(schema, ids)
+    except (FormatError, ObjectNotFoundError):
+        one_by_one = {i: _read_commit(catalog, schema, i, note) for i in ids}
+        return {i: commit for i, commit in one_by_one.items() if commit is not None}
+
+
+def _read_commit(
+    catalog: Catalog, schema: Schema, commit_id: CommitId, note: Callable[[Problem], None]
+) -> Commit | None:
+    try:
+        return catalog.read_commits(schema, [commit_id])[commit_id]
+    except ObjectNotFoundError:
+        return None
+    except FormatError as error:
+        note(Problem(catalog.config.dataset_name, str(error), str(commit_id)))
+        return None
+
+
+def _in_threads(
+    work: Callable[[T, threading.Event], R], items: Iterable[T], num_threads: int
+) -> Iterator[tuple[T, R]]:
+    """Each item and what the work made of it, in order; two items a thread are taken ahead.
+
+    The event is set when nobody waits for the results any more.
+    """
+    rest = iter(items)
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage_loader-verify")
+    begun: deque[tuple[T, Future[R]]] = deque()
+    try:
+        while True:
+            for item in islice(rest, 2 * num_threads - len(begun)):
+                begun.append((item, pool.submit(work, item, stop)))
+            if not begun:
+                return
+            item, future = begun.popleft()
+            yield item, future.result()
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Damage:
+    """What is wrong with rows `start` to `stop` of an object."""
+
+    what: str
+    start: int
+    stop: int
+    attribute: str | None = None
+
+
+class _Examiner:
+    """Looks at objects, from several threads."""
+
+    def __init__(self, store: Store, prefix: str, schema: Schema, sizes: dict[str, int]) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._schema = schema
+        self._sizes = sizes  # by key in the store
+        self._right_headers: set[int] = set()
+
+    def examine(self, item: tuple[CommitId, StoredObject], stop: threading.Event) -> list[_Damage]:
+        """What is wrong with an object; it ends early once `stop` is set."""
+        _, stored = item
+        key = f"{self._prefix}/{stored.key}"
+        size = self._sizes.get(key)
+        beside = stored.nbytes - sum(c.nbytes for c in stored.layout.columns.values())
+        if size is None:
+            return [_Damage("is missing", 0, stored.rows)]
+        if size != stored.nbytes:
+            return misplaced(stored, size)
+        if beside - stored.layout.num_checksums * 8 > _MAX_HEADER:
+            return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
+        damages = self._damages(key, stored, stop)
+        if damages and not stop.is_set():
+            self._store.note_retry(key)
+            damages = self._damages(key, stored, stop)
+        return damages
+
+    def _damages(self, key: str, stored: StoredObject, stop: threading.Event) -> list[_Damage]:
+        try:
+            scan = scanned(self._store.stream(key, 0, stored.nbytes), stored.layout, stop)
+        except ObjectNotFoundError:
+            return [_Damage("is missing", 0, stored.rows)]
+        if scan.nbytes != stored.nbytes:
+            return misplaced(stored, scan.nbytes)
+        return damaged(stored, scan) or self._header_damages(stored, scan.header)
+
+    def _header_damages(
+        self, stored: StoredObject, header: list[tuple[int, bytes]]
+    ) -> list[_Damage]:
+        known = hash((_figures(stored.layout), tuple(header)))
+        if known in self._right_headers:
+            return []
+        wrong = header_problems(self._schema, stored.layout, header)
+        if not wrong and len(self._right_headers) < _KEPT_HEADERS:
+            self._right_headers.add(known)
+        return [_Damage(what, 0, stored.rows, name or None) for name, what in wrong]
+
+
+def _figures(layout: ObjectLayout) -> tuple[int, ...]:
+    offsets = (column.offset for column in layout.columns.values())
+    return (layout.rows, layout.nbytes, layout.checksums_offset, *offsets)
+
+
+def misplaced(stored: StoredObject, nbytes: int) -> list[_Damage]:
+    """The damage of an object that has `nbytes` bytes, not those its commit says. Pure.
+
+    Where it is too short: the rows that are not there, by attribute.
+    """
+    what = f"the object has {nbytes} bytes, its commit says {stored.nbytes}"
+    cut = [
+        _Damage(what, max(0, nbytes - c.offset) // c.row_nbytes, stored.rows, name)
+        for name, c in stored.layout.columns.items()
+        if c.nbytes and c.end > nbytes
+    ]
+    return cut or [_Damage(what, 0, stored.rows)]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one reading of an object gave."""
+
+    nbytes: int
+    checksum: int  # of all bytes
+    blocks: npt.NDArray[np.uint64]  # checksum of each block, by its place in the table
+    table: bytes  # the checksum table
+    header: list[tuple[int, bytes]]  # what is no row and no checksum, by offset
+
+
+_TABLE, _HEADER = -1, -2
+_BEYOND = (2**63, _HEADER)  # of a store that sends more than was asked for
+
+
+def _sections(layout: ObjectLayout) -> Iterator[tuple[int, int]]:
+    """(end, what) of all parts in order; what: a block by its place in the table, or as above."""
+    parts = [(*ends, block) for block, ends in enumerate(layout.block_ranges.tolist())]
+    if layout.num_checksums:
+        parts.append((*layout.checksums_range, _TABLE))
+    place = 0
+    for start, end, what in sorted(parts):
+        if start > place:
+            yield start, _HEADER
+        yield end, what
+        place = end
+    if layout.nbytes > place:
+        yield layout.nbytes, _HEADER
+
+
+def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Event) -> Scan:
+    """Hash an object's pieces as they come, the whole and each block; keep the rest of it."""
+    whole, block = xxhash.xxh3_64(), xxhash.xxh3_64()
+    blocks = np.zeros(layout.num_checksums, np.uint64)
+    table: list[bytes] = []
+    header: list[tuple[int, bytes]] = []
+    sections = _sections(layout)
+    end, what = next(sections)
+    place = 0
+    for piece in pieces:
+        if stop.is_set():
+            break
+        view = memoryview(piece).cast("B")
+        whole.update(view)
+        while view.nbytes:
+            part = view[: end - place]
+            if what >= 0:
+                block.update(part)
+            elif what == _TABLE:
+                table.append(bytes(part))
+            else:
+                header.append((place, bytes(part)))
+            place += part.nbytes
+            view = view[part.nbytes :]
+            if place == end:
+                if what >= 0:
+                    blocks[what] = block.intdigest()
+                    block.reset()
+                end, what = next(sections, _BEYOND)
+    return Scan(place, whole.intdigest(), blocks, b"".join(table), header)
+
+
+def damaged(stored: StoredObject, scan: Scan) -> list[_Damage]:
+    """What of an object of the right size differs from its checksums. Pure."""
+    if xxh3(scan.table) != stored.blocks_checksum:
+        what = "the checksum table differs from its own checksum in the commit"
+        return [_Damage(what, 0, stored.rows)]
+    layout = stored.layout
+    wrong = np.flatnonzero(scan.blocks != np.frombuffer(scan.table, "<u8"))
+    damages = []
+    for name, column in layout.columns.items():
+        places = layout.all_blocks(name)
+        here = wrong[(wrong >= places.start) & (wrong < places.stop)] - places.start
+        for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1):
+            if len(run):
+                start = int(run[0]) * column.block_rows
+                end = min((int(run[-1]) + 1) * column.block_rows, column.rows)
+                damages.append(_Damage("differ from their checksum", start, end, name))
+    if not damages and scan.checksum != stored.checksum:
+        what = "the HDF5 header differs: all rows are right, the whole object's checksum is not"
+        return [_Damage(what, 0, stored.rows)]
+    return damages

@@ -1,0 +1,139 @@
+"""Arrays of a batch on devices: which rows a process needs, and which dtypes JAX will have."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import ConfigError
+from ..loader.partition import Partition
+from ..loader.parts import Array
+
+
+class TooWide(Exception):
+    """An array of 64-bit integers that has no place in JAX as it is set up: for our caller."""
+
+    def __init__(self, leaf: int, array: Array, index: tuple[int, ...], dtype: np.dtype[Any]):
+        super().__init__(leaf)
+        self.leaf = leaf  # of the batch's tree
+        self.array = array
+        self.index = index  # of the first value that does not fit
+        self.dtype = dtype  # that JAX has instead
+
+
+class Placing:
+    """Puts batches onto the devices of a sharding; None: onto the default device."""
+
+    def __init__(self, sharding: jax.sharding.Sharding | None) -> None:
+        self._sharding = sharding
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether there is a sharding, which cannot be pickled."""
+        return self._sharding is not None
+
+    @property
+    def is_global(self) -> bool:
+        """Whether an array lies on devices of several processes."""
+        return self._sharding is not None and not self._sharding.is_fully_addressable
+
+    def ranks(self) -> tuple[int, int]:
+        """Rank and world_size: of this process's rows in a batch of all processes.
+
+        Processes whose devices hold the same rows have the same rank.
+        """
+        if not self.is_global:
+            return jax.process_index(), jax.process_count()
+        return self._part
+
+    @cached_property
+    def _part(self) -> tuple[int, int]:
+        """Of a global array: which part this process's devices hold, and how many there are."""
+        of_process: dict[int, set[int]] = {}
+        for device, start in self._starts().items():
+            of_process.setdefault(device.process_index, set()).add(start)
+        parts = sorted({tuple(sorted(starts)) for starts in of_process.values()})
+        if sum(map(len, parts)) != len(set().union(*parts)):
+            raise ConfigError(f"sharding {self._sharding}: processes share some rows, not all")
+        return parts.index(tuple(sorted(of_process[jax.process_index()]))), len(parts)
+
+    def check(self, partition: Partition, rank: int) -> None:
+        """Raise `ConfigError` where the devices cannot share a batch evenly."""
+        if self._sharding is None:
+            return
+        shards = len(set(self._starts().values()))
+        size = partition.batch_size
+        processes = partition.world_size if self.is_global else 1
+        if size * processes % shards:
+            raise ConfigError(
+                f"batch_size {size} on {processes} processes: {self._axis} cannot split "
+                f"{size * processes} rows into {shards} equal parts; choose a multiple of "
+                f"{shards // math.gcd(shards, processes)}"
+            )
+        if partition.num_full == partition.num_batches or partition.last_batch != "partial":
+            return
+        ranks = range(processes) if self.is_global else [rank]
+        last = partition.num_batches - 1
+        rows = [len(partition.batch(last, each).positions) for each in ranks]
+        if len(set(rows)) > 1 or sum(rows) % shards:
+            raise ConfigError(
+                f"the epoch's last batch, of batch_size {size}, has only {sum(rows)} rows: "
+                f"{self._axis} cannot split them into {shards} equal parts; use "
+                "last_batch='drop', 'pad' or 'wrap'"
+            )
+
+    def place(self, batch: Any) -> Any:
+        """The batch with its numpy arrays as `jax.Array`s. The copy to a device goes on after.
+
+        Raises `TooWide`.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (np.ndarray, np.generic))]
+        arrays = [_canonical(i, np.asarray(leaves[i])) for i in which]
+        for i, array in zip(which, self._put(arrays), strict=True):
+            leaves[i] = array
+        placed = jax.tree.unflatten(structure, leaves)
+        # JAX sorts the names of a dict; a batch's are in attribute order.
+        return {name: placed[name] for name in batch} if type(batch) is dict else placed
+
+    def _put(self, arrays: list[Array]) -> list[jax.Array]:
+        if not self.is_global:
+            placed: list[jax.Array] = jax.device_put(arrays, self._sharding)
+            return placed
+        _, parts = self._part
+        return [
+            jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+                self._sharding, array, (len(array) * parts, *array.shape[1:])
+            )
+            for array in arrays
+        ]
+
+    def _starts(self) -> dict[jax.Device, int]:
+        """By device, where its rows begin, of as many rows as there are devices."""
+        assert self._sharding is not None
+        count = self._sharding.num_devices
+        spec = getattr(self._sharding, "spec", ())
+        shape = (count,) * max(1, len(spec))  # so that each axis can be split
+        indices = self._sharding.devices_indices_map(shape)
+        return {device: index[0].start or 0 for device, index in indices.items()}
+
+    @property
+    def _axis(self) -> str:
+        spec = getattr(self._sharding, "spec", None)
+        return f"mesh axis {spec[0]!r}" if spec else f"sharding {self._sharding}"
+
+
+def _canonical(leaf: int, array: Array) -> Array:
+    """The array; its integers in 32 bits where JAX has no 64. JAX narrows the rest by itself."""
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if dtype == array.dtype or array.dtype.kind not in "iu":
+        return array
+    limits = np.iinfo(dtype)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        wrong = np.argwhere((array < limits.min) | (array > limits.max))
+        raise TooWide(leaf, array, tuple(wrong[0].tolist()), dtype)
+    return array.astype(dtype)

@@ -1,0 +1,192 @@
+"""Where rows of an attribute lie in memory, and copying them from there.
+
+Large rows are copied by one numpy call a batch, which is given their addresses: an array that
+begins at the lowest address and whose items overlap, one at each byte, is indexed by them. That
+reaches 0.9 of `np.take` from one array, a loop over rows 0.75. Small rows, whose copying is bound
+by memory latency, are copied in the order they are stored, part by part, and then put into the
+order asked for, while they are still in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..schema import Attribute
+from .order import Rows
+
+Array = npt.NDArray[Any]
+
+_LOOP_ROW = 16_384  # bytes from which a loop over rows fills given memory at 0.8 and more of that
+_PIECE_NBYTES = 2**18  # smaller rows are copied twice there: in the processor's cache that is free
+_HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where rows of one attribute lie in memory.
+
+    Part i holds the dataset's rows from `firsts[i]` on, contiguous, as an array of void items
+    of one row each. Parts ascend, in their last rows too; there is at least one.
+    """
+
+    attribute: Attribute
+    firsts: Rows
+    arrays: Sequence[Array]
+
+    @cached_property
+    def _addresses(self) -> Rows:
+        return np.array([a.__array_interface__["data"][0] for a in self.arrays], np.int64)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """Address and size, bytes, of all memory from the lowest part to the highest."""
+        starts = self._addresses.tolist()
+        ends = [start + part.nbytes for start, part in zip(starts, self.arrays, strict=True)]
+        return min(starts), max(ends) - min(starts)
+
+    @cached_property
+    def _memory(self) -> Array | None:
+        """All memory from the lowest part to the highest, an item at each byte.
+
+        None where a loop over rows costs nothing, or numpy cannot express it.
+        """
+        nbytes = self.attribute.row_nbytes
+        address, span_nbytes = self.span
+        count = span_nbytes - nbytes + 1
+        if nbytes >= _HUGE_ROW or count * nbytes >= 2**62:
+            return None
+        return np.asarray(_Memory(address, count, nbytes))
+
+    @cached_property
+    def _bytes(self) -> memoryview:
+        """The same memory, byte by byte."""
+        return np.asarray(_Memory(*self.span, 1)).data.cast("B")
+
+    @cached_property
+    def _shifts(self) -> Rows:
+        """By part, the place in that memory of the dataset's row 0, if the part reached there."""
+        return self._addresses - self.firsts * self.attribute.row_nbytes - self.span[0]
+
+    @cached_property
+    def _stops(self) -> Rows:
+        return self.firsts + np.array([len(array) for array in self.arrays], np.int64)
+
+    def _parts_of(self, rows: Rows) -> Rows:
+        of_row: Rows = np.searchsorted(self.firsts, rows, "right") - 1
+        if (rows < self.firsts[0]).any() or (rows >= self._stops[of_row]).any():
+            raise self._not_here(rows)
+        return of_row
+
+    def _not_here(self, rows: Rows) -> AssertionError:
+        """Addresses are not checked by numpy, so a mistake of ours must end here."""
+        return AssertionError(f"rows of attribute {self.attribute.name!r} are not here: {rows}")
+
+    def places(self, rows: Rows) -> Rows:
+        """Offsets of rows from `span`'s address, bytes, in the shape of `rows`."""
+        places: Rows = rows * self.attribute.row_nbytes
+        places += self._shifts[self._parts_of(rows)]
+        return places
+
+    def take(self, rows: Rows, places: Rows) -> Array:
+        """The rows, shape (len(rows), *shape), whose `places` are given too."""
+        if self._memory is not None:
+            return _typed(self._memory[places], self.attribute)
+        out = np.empty(len(rows) * self.attribute.row_nbytes, np.uint8)
+        self._copy_each(rows, out)
+        return _typed(out.view(self.arrays[0].dtype), self.attribute)
+
+    def take_into(self, rows: Rows, places: Rows, out: Array) -> None:
+        """The same into `out`, a contiguous array of just that size."""
+        nbytes = self.attribute.row_nbytes
+        out = out.reshape(-1).view(np.uint8)
+        if self._memory is None:
+            self._copy_each(rows, out)
+        elif nbytes < _LOOP_ROW:
+            items = out.view(self._memory.dtype)
+            count = max(1, _PIECE_NBYTES // nbytes)
+            for start in range(0, len(rows), count):
+                some = slice(start, start + count)
+                items[some] = self._memory[places[some]]
+        else:
+            source, target = self._bytes, out.data
+            for i, place in enumerate(places.tolist()):
+                target[i * nbytes : (i + 1) * nbytes] = source[place : place + nbytes]
+
+    def _copy_each(self, rows: Rows, out: Array) -> None:
+        parts = self._parts_of(rows)
+        within = rows - self.firsts[parts]
+        each = out.reshape(len(rows), self.attribute.row_nbytes)
+        for i, (part, row) in enumerate(zip(parts.tolist(), within.tolist(), strict=True)):
+            each[i] = self.arrays[part][row : row + 1].view(np.uint8)
+
+    def take_sorted(self, order: Sorted) -> Array:
+        """Rows in the order that `order` was made of."""
+        out = np.empty(len(order.rows), self.arrays[0].dtype)
+        self.copy_sorted(order.rows, out, is_run=order.is_run)
+        return _typed(out if order.back is None else out.take(order.back), self.attribute)
+
+    def copy_sorted(self, rows: Rows, out: Array, *, is_run: bool = False) -> None:
+        """Copy rows that ascend, at least one, to `out`; `is_run`: they have no gaps."""
+        cuts = np.searchsorted(rows, self.firsts)
+        cuts[0] = 0
+        stops = np.append(cuts[1:], len(rows))
+        if rows[0] < self.firsts[0]:
+            raise self._not_here(rows)
+        for i in np.flatnonzero(stops > cuts).tolist():
+            some = slice(int(cuts[i]), int(stops[i]))
+            within = rows[some] - self.firsts[i]
+            if within[-1] >= len(self.arrays[i]):
+                raise self._not_here(rows)
+            if is_run:
+                out[some] = self.arrays[i][within[0] : within[-1] + 1]
+            else:
+                self.arrays[i].take(within, out=out[some], mode="clip")
+
+
+class _Memory:
+    """What `np.asarray` makes an array over a stretch of memory of."""
+
+    def __init__(self, address: int, count: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (count,),
+            "strides": (1,),
+            "typestr": f"|V{nbytes}",
+            "version": 3,
+        }
+
+
+class Sorted:
+    """Rows in ascending order, and the way back."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.back: Rows | None = None  # takes sorted rows to the order asked for
+        self.rows = rows
+        if not (rows[1:] >= rows[:-1]).all():
+            # One sort of integers that hold row and position is far faster than an argsort.
+            bits = len(rows).bit_length()
+            keys = rows << bits
+            keys |= np.arange(len(rows))
+            keys.sort()
+            self.rows = keys >> bits
+            keys &= (1 << bits) - 1
+            self.back = np.empty(len(rows), np.int64)
+            self.back[keys] = np.arange(len(rows))
+        self.is_run = bool(self.rows[-1] - self.rows[0] == len(rows) - 1) and bool(
+            (np.diff(self.rows) == 1).all()
+        )
+
+
+def _typed(items: Array, attribute: Attribute) -> Array:
+    return items.view(attribute.numpy_dtype).reshape(len(items), *attribute.shape)
+
+
+def void_rows(data: memoryview, attribute: Attribute) -> Array:
+    """Contiguous rows of an attribute as an array of one void item a row; of at least one byte."""
+    return np.frombuffer(data, f"V{attribute.row_nbytes}")

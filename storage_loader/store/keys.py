@@ -1,0 +1,160 @@
+"""The keys that a function gives: asked for again before they expire, and once they are refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from typing_extensions import Buffer
+
+from ..credentials import Credentials, Provider
+from ..errors import ConfigError, PermissionDeniedError
+from ..ranges import Range
+from .base import Buffers, ObjectInfo, Store
+from .s3_place import S3Place
+
+T = TypeVar("T")
+
+_MARGIN = 60.0  # s before the end at which keys are asked for again ...
+_MARGIN_SHARE = 1 / 4  # ... and at most this part of what they had when they came
+
+
+class Keys:
+    """The current keys of a provider. Thread-safe: of many that need new ones, one asks."""
+
+    def __init__(self, place: S3Place, provider: Provider) -> None:
+        self._place = place
+        self._provider = provider
+        self._held: tuple[Credentials, float] | None = None  # good until (POSIX time)
+        self._asking = threading.Lock()
+
+    def current(self) -> Credentials:
+        """Keys that are good for a while yet; `PermissionDeniedError` where there are none."""
+        held = self._held
+        if held is None or datetime.now(timezone.utc).timestamp() >= held[1]:
+            held = self._asked_instead_of(held)
+        return held[0]
+
+    def replaced(self, refused: Credentials) -> bool:
+        """Whether there are other keys than those that the server refused."""
+        held = self._held
+        if held is not None and held[0] == refused:
+            held = self._asked_instead_of(held)
+        return held is not None and held[0] != refused
+
+    def shown(self) -> S3Place:
+        """The place with the keys that no message may show."""
+        if self._held is None:
+            return self._place
+        keys = self._held[0]
+        return replace(
+            self._place,
+            access_key=keys.access_key,
+            secret_key=keys.secret_key,
+            session_token=keys.token,
+        )
+
+    def for_obstore(self) -> dict[str, Any]:
+        """Good for this request: obstore asks again for the next one, and `current` decides."""
+        keys = self.current()
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": datetime.now(timezone.utc),
+        }
+
+    def _asked_instead_of(self, old: tuple[Credentials, float] | None) -> tuple[Credentials, float]:
+        with self._asking:
+            if self._held is not None and self._held is not old:  # another thread has asked
+                return self._held
+            try:
+                keys = self._provider()
+            except Exception as error:
+                raise PermissionDeniedError(
+                    f"{self._place.url} at {self._place.server}: the function credentials= "
+                    f"failed with {type(error).__name__}"
+                ) from error
+            if not isinstance(keys, Credentials):
+                raise ConfigError(
+                    f"the function credentials= gave {type(keys).__name__}; "
+                    "return storage_loader.Credentials(access_key, secret_key, token, expires)"
+                )
+            self._held = keys, _renewal(keys)
+            return self._held
+
+
+def _renewal(keys: Credentials) -> float:
+    """When new keys are to be asked for."""
+    if keys.expires is None:
+        return float("inf")
+    end = keys.expires.timestamp()
+    left = end - datetime.now(timezone.utc).timestamp()
+    return end - min(_MARGIN, max(0.0, left) * _MARGIN_SHARE)
+
+
+class RenewedStore(Store):
+    """`inner`, asked once more with new keys where the server refused the ones it had."""
+
+    def __init__(self, inner: Store, keys: Keys) -> None:
+        self._inner = inner
+        self._keys = keys
+        self.url = inner.url
+
+    def get(self, key: str) -> memoryview:
+        return self._asked(lambda: self._inner.get(key))
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        return self._asked(lambda: self._inner.get_ranges(key, ranges))
+
+    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
+        return self._asked(lambda: self._inner.get_many(requests))
+
+    def get_all(self, keys: Sequence[str]) -> Buffers:
+        return self._asked(lambda: self._inner.get_all(keys))
+
+    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
+        return self._iterated(lambda: self._inner.stream(key, start, end))
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        self._asked(lambda: self._inner.put(key, data, create=create))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._asked(lambda: self._inner.head(key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._iterated(lambda: self._inner.list(prefix))
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        return self._asked(lambda: self._inner.list_folders(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        self._asked(lambda: self._inner.delete(wanted))
+
+    def prepare(self) -> None:
+        self._asked(self._inner.prepare)
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        used = self._keys.current()
+        try:
+            return call()
+        except PermissionDeniedError:
+            if not self._keys.replaced(used):
+                raise
+        return call()
+
+    def _iterated(self, call: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """What has begun is not begun again."""
+        items, first = self._asked(lambda: _begun(call()))
+        yield from first
+        yield from items
+
+
+def _begun(items: Iterator[T]) -> tuple[Iterator[T], tuple[T, ...]]:
+    for first in items:
+        return items, (first,)
+    return items, ()

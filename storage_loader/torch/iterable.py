@@ -1,0 +1,179 @@
+"""`IterableDataset`: a loader's batches or rows, shared out among torch's workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.utils.data
+
+from .. import loader
+from ..catalog import Snapshot
+from ..config import DataConfig
+from ..errors import ConfigError, LoaderError
+from ..loader.partition import Partition
+from ..loader.state import State
+from . import distributed
+from .adapters import DataLoader
+from .epochs import Epochs
+
+_OURS = ("device", "num_workers")  # which torch's DataLoader has for itself
+
+
+class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
+    """The batches of a `DataLoader`, or its rows, for `torch.utils.data.DataLoader`.
+
+    Give `batch_size` here and `batch_size=None` to torch's, which then gets whole batches; or
+    the other way round, and it collates rows. Torch's workers take turns: the batches and their
+    order are those of one process, for any number of workers; each worker fetches ahead by
+    itself. Every rank gets the same number of them. Each iteration is the next epoch,
+    reshuffled, with workers that persist and ones that do not; `set_epoch` chooses it. (Workers
+    that do not persist know a new iteration by the seed that torch draws for it: whoever seeds
+    torch alike before each calls `set_epoch`, too.)
+
+    Without `rank` and `world_size` those of `torch.distributed` hold, as it is when an iteration
+    begins. What shards by itself, as Accelerate does, needs rank=0 and world_size=1.
+
+    A state that a worker makes is for the same worker of as many, as
+    `torchdata.stateful_dataloader.StatefulDataLoader` has it; any other is a `DataLoader`'s.
+    """
+
+    def __init__(
+        self, config: DataConfig, *, batch_size: int | None = None, **settings: Any
+    ) -> None:
+        """`batch_size`: None gives rows. `settings`: those of `DataLoader` else, but for `device`
+        and `num_workers`, which are torch's. `prefetch` is for each worker.
+        """
+        for name in _OURS:
+            if name in settings:
+                raise ConfigError(f"{name}: torch's DataLoader does that; leave it out here")
+        self._epochs_shared = Epochs()
+        self._number = 0  # iterations in this process
+        self._stop_epoch: int | None = None  # of the one begun last
+        self._is_over: bool | None = None  # what the state that a worker was given says of it
+        self._ranks_before: tuple[int, int] | None = None  # of the process that pickled this
+        super().__init__(config, batch_size=batch_size, **settings)
+        # Torch forks workers without a call: the version must be fixed by then, and here is the
+        # one place before. Ranks that meet later agree on one at their first use instead.
+        self._is_provisional = self._wanted_version is None and not self._is_shared()
+        if not (self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1):
+            self.open()
+
+    def open(self) -> Snapshot:
+        if self._is_provisional:
+            shared = self._given_ranks is None and self._ranks()[1] > 1
+            if _share() and (shared or self._snapshot is None):
+                raise LoaderError(
+                    "IterableDataset: call open() on every rank once torch.distributed is "
+                    "initialised and before torch starts workers, which cannot agree on a version"
+                )
+            if shared:
+                self._is_provisional = False
+                self._snapshot = self._order = None
+        return super().open()
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._epochs_shared.start(epoch, resumes=self._resume is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        share = _share()
+        if share is None:
+            self._drop_resumed()
+            if self._stop_epoch != self._epoch:  # workers have gone on since
+                self._given = self._state = None
+        state = super().state_dict()
+        if share is None:
+            return state
+        is_over = self._stop_epoch is not None and state["epoch"] >= self._stop_epoch
+        return {**state, "worker": share[0], "num_workers": share[1], "is_over": is_over}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        worker = {name: state[name] for name in _WORKER if name in state}
+        share = _share()
+        if worker and (worker["worker"], worker["num_workers"]) != share:
+            raise LoaderError(
+                f"the state is of worker {worker['worker']} of {worker['num_workers']}; "
+                "torchdata's StatefulDataLoader hands it to that one"
+            )
+        super().load_state_dict({k: v for k, v in state.items() if k not in worker})
+        if share is None:
+            self._epochs_shared.start(self._epoch, resumes=True)
+        else:
+            self._is_over = bool(worker.get("is_over"))
+
+    def __iter__(self) -> Iterator[Any]:
+        if _share() is None:
+            return super().__iter__()
+        state = self._begin_in_worker()
+        if state is None:
+            return iter(())
+        self._resume, self._stop_epoch = state, state.stop_epoch
+        return loader.DataLoader.__iter__(self)  # now, before another iteration begins
+
+    def _begun(self) -> Generator[Any, None, None]:
+        self._drop_resumed()
+        self._epochs_shared.resumes = False
+        batches = loader.DataLoader.__iter__(self)
+        self._stop_epoch = self._epoch
+        yield from batches
+
+    def _drop_resumed(self) -> None:
+        """Forget a state from which workers went on."""
+        if not self._epochs_shared.resumes:
+            self._resume = None
+
+    def _begin_in_worker(self) -> State | None:
+        """Where this iteration begins; None where this worker's share of it is over."""
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        group, number = info.seed - info.id, self._number
+        self._number += 1
+        loaded, is_over = self._resume, self._is_over
+        self._resume = self._is_over = None
+        if is_over is not None:
+            assert loaded is not None
+            following = loaded.epoch if is_over else loaded.stop_epoch
+            self._epochs_shared.join(group, number, following, self._epochs)
+            if not is_over:
+                return loaded
+            self._given, self._state, self._stop_epoch = None, loaded, loaded.epoch
+            self._epoch = loaded.epoch
+            return None
+        epoch, resumes = self._epochs_shared.begin(
+            group, number, None if loaded is None else loaded.stop_epoch, self._epochs
+        )
+        if resumes and loaded is not None:
+            return loaded
+        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs)
+
+    @property
+    def _epoch(self) -> int:
+        return self._epochs_shared.next
+
+    @_epoch.setter
+    def _epoch(self, epoch: int) -> None:
+        self._epochs_shared.next = epoch
+
+    def _partition(self, start: int) -> Partition:
+        return replace(super()._partition(start), share=_share() or (0, 1))
+
+    def _ranks(self) -> tuple[int, int]:
+        if self._given_ranks is not None:
+            return self._given_ranks
+        before = None if _share() is None else self._ranks_before
+        return distributed.group() or before or (0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks_before": distributed.group()}
+
+
+_WORKER = ("worker", "num_workers", "is_over")
+
+
+def _share() -> tuple[int, int] | None:
+    """Which of torch's workers this process is, and of how many; None where it is none."""
+    info = torch.utils.data.get_worker_info()
+    return None if info is None else (info.id, info.num_workers)

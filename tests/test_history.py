@@ -1,0 +1,305 @@
+"""What was published: the log, versions by its entries, and dropping one commit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from aged import Ages, age
+from faulty import Call, Injected
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import ATTRIBUTES, config, make, stored
+
+from storage_loader import (
+    DataConfig,
+    DataLoader,
+    DataSaver,
+    Dataset,
+    Version,
+    collect_garbage,
+    commit_log,
+    drop_commit,
+    save,
+)
+from storage_loader.catalog import Catalog, Commit, CommitId, live_commits
+from storage_loader.catalog.commits import states
+from storage_loader.errors import DatasetNotFoundError, VersionNotFoundError
+from storage_loader.schema import Schema
+from storage_loader.store import open_store
+
+HASH = Schema(ATTRIBUTES).hash
+OLD = timedelta(days=30)
+
+IDS = [CommitId(seq, writer, number) for seq in (1, 2, 3) for writer in "ab" for number in (0, 1)]
+
+
+@given(st.dictionaries(st.sampled_from(IDS), st.sets(st.sampled_from(IDS)), max_size=7))
+def test_states_are_the_live_commits_after_each(
+    replaces: dict[CommitId, set[CommitId]],
+) -> None:
+    """Commits that are gone count as if they were there; two of a writer's may have one number."""
+    commits = {i: Commit(HASH, (), tuple(others)) for i, others in replaces.items()}
+    named = {i for others in replaces.values() for i in others}
+    known = {**{i: Commit(HASH) for i in named}, **commits}
+    assert list(states(commits)) == [
+        (i, live_commits({j: known[j] for j in known if j <= i})) for i in sorted(commits)
+    ]
+
+
+def test_a_thousand_states_are_quick() -> None:
+    ids = [CommitId(seq, "w", seq) for seq in range(1, 1501)]
+    for refresh in (False, True):
+        commits = {
+            i: Commit(HASH, (), tuple(ids[:place]) if refresh else ())
+            for place, i in enumerate(ids)
+        }
+        begun = datetime.now(timezone.utc)
+        assert [len(live) for _, live in states(commits)][-1] == (1 if refresh else 1500)
+        assert datetime.now(timezone.utc) - begun < timedelta(seconds=10)
+
+
+# The log
+
+
+def test_the_log_of_a_dataset(storage: dict[str, str]) -> None:
+    the_config = config(storage)
+    before = datetime.now(timezone.utc) - timedelta(minutes=5)
+    save(the_config, make(range(5)))
+    with DataSaver(the_config) as saver:
+        saver(make(range(5, 8)))
+        saver.commit()
+        saver(make(range(8, 10)))
+    save(the_config, make(range(20, 24)), refresh=True)
+    log = commit_log(the_config)
+    assert [c.num_rows for c in log] == [5, 3, 2, 4]
+    assert [c.num_objects for c in log] == [1] * 4
+    assert [c.is_live for c in log] == [False, False, False, True]
+    assert [c.replaces for c in log] == [(), (), (), tuple(c.id for c in log[:3])]
+    assert [c.id for c in log] == sorted(c.id for c in log)
+    assert [c.writer for c in log] == [c.id.split("-")[1] for c in log]
+    assert log[1].writer == log[2].writer != log[0].writer
+    assert all(before < c.time < before + timedelta(minutes=10) for c in log)
+    sizes = [i.nbytes for i in open_store(the_config).list() if i.key.endswith(".h5")]
+    assert sorted(c.nbytes for c in log) == sorted(sizes)
+    expected = [list(range(5)), list(range(8)), list(range(10)), list(range(20, 24))]
+    for entry, rows in zip(log, expected, strict=True):
+        assert entry.version is not None
+        for version in (entry.id, entry.version, entry.version.hash, list(entry.version.commits)):
+            source = Dataset(the_config, version=version)
+            assert source[:]["row"].tolist() == rows
+            assert source.version == entry.version
+        loader = DataLoader(the_config, version=entry.id, batch_size=100)
+        assert [b["row"].tolist() for b in loader] == [rows]
+
+
+def test_no_commits(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    with pytest.raises(DatasetNotFoundError, match="no dataset 'rows'"):
+        commit_log(the_config)
+    Catalog(the_config).create(Schema(ATTRIBUTES))
+    assert commit_log(the_config) == []
+
+
+def test_states_whose_commits_are_gone(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refresh of last month, appends since, and a collection that took what it replaced."""
+    the_config, ages = config(folder), Ages()
+    for number in range(3):
+        save(the_config, make([number]))
+    save(the_config, make([3]), refresh=True)
+    log = commit_log(the_config)
+    [first, second, third, fourth] = (c.id for c in log)
+    catalog = Catalog(the_config)
+    catalog.store.delete([f"{catalog.commit_folder}/{first}.json"])  # a collection was killed
+    left = commit_log(the_config)
+    assert [(c.id, c.version) for c in left] == [
+        (second, None),
+        (third, None),
+        (fourth, log[3].version),
+    ]
+    assert log[1].version is not None
+    for gone in (second, log[1].version.hash):
+        with pytest.raises(VersionNotFoundError) as caught:
+            Dataset(the_config, version=gone).open()
+        assert str(caught.value) == f"version {gone!r}: its commits are gone: ['{first}']"
+    with pytest.raises(VersionNotFoundError) as caught:
+        Dataset(the_config, version=first).open()
+    assert str(caught.value) == f"no version {first!r}: that commit is gone or never was"
+    assert stored(the_config) == [3]
+    ages.update({info.key: OLD for info in catalog.store.list()})
+    age(monkeypatch, ages)
+    collect_garbage(the_config)
+    assert [c.id for c in commit_log(the_config)] == [fourth]
+    assert stored(the_config) == [3]
+
+
+# Dropping a commit
+
+
+def ids_of(the_config: DataConfig) -> list[str]:
+    return [c.id for c in commit_log(the_config) if c.num_rows]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_dropped_commits_rows_are_gone_and_no_others(storage: dict[str, str], place: int) -> None:
+    the_config = config(storage)
+    for number in range(3):
+        save(the_config, make(range(10 * number, 10 * number + 5)))
+    before = Dataset(the_config).version
+    pinned = Dataset(the_config)
+    assert len(pinned) == 15
+    ids = ids_of(the_config)
+    dropping = drop_commit(the_config, ids[place])
+    rows = [n for part in range(3) if part != place for n in range(10 * part, 10 * part + 5)]
+    assert stored(the_config) == rows
+    assert commit_log(the_config)[-1].id == dropping
+    assert commit_log(the_config)[-1].replaces == (ids[place],)
+    # What was before can be read.
+    everything = [n for part in range(3) for n in range(10 * part, 10 * part + 5)]
+    assert pinned[:]["row"].tolist() == everything
+    assert Dataset(the_config, version=before.hash)[:]["row"].tolist() == everything
+    # Saving goes on after it.
+    save(the_config, make([99]))
+    assert stored(the_config) == [*rows, 99]
+    with pytest.raises(VersionNotFoundError, match="is replaced already: it is not in the newest"):
+        drop_commit(the_config, ids[place])
+
+
+def test_a_loader_at_what_was_dropped_is_told_when_it_is_gone(
+    storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config, ages = config(storage), Ages()
+    save(the_config, make(range(5)))
+    save(the_config, make(range(5, 10)))
+    loader = DataLoader(the_config, batch_size=2)
+    next(iter(loader))
+    state, [_, second] = loader.state_dict(), ids_of(the_config)
+    drop_commit(the_config, second)
+    resumed = DataLoader(the_config, batch_size=20)
+    resumed.load_state_dict(state)
+    assert [b["row"].tolist() for b in resumed] == [[*range(2, 10)]]
+    ages.update({info.key: OLD for info in open_store(the_config).list()})
+    age(monkeypatch, ages)
+    collect_garbage(the_config)
+    with pytest.raises(
+        VersionNotFoundError, match=rf"commits .* are gone or never were: .*{second}"
+    ):
+        DataLoader(the_config, batch_size=20).load_state_dict(state)
+    assert stored(the_config) == list(range(5))
+
+
+def test_what_a_dropped_refresh_replaced_stays_replaced(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    save(the_config, make(range(5)))
+    save(the_config, make(range(5, 10)), refresh=True)
+    save(the_config, make(range(10, 15)))
+    drop_commit(the_config, ids_of(the_config)[1])
+    assert stored(the_config) == list(range(10, 15))
+
+
+def test_all_commits_dropped_is_an_empty_dataset(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    save(the_config, make(range(5)))
+    dropping = drop_commit(the_config, *ids_of(the_config))
+    assert stored(the_config) == []
+    drop_commit(the_config, dropping)  # which brings nothing back
+    assert stored(the_config) == []
+    save(the_config, make(range(2)), refresh=True)
+    assert stored(the_config) == [0, 1]
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", "", "000000000009-w-000000"])
+def test_a_commit_that_is_not_there(memory: dict[str, str], wrong: str) -> None:
+    the_config = config(memory)
+    with pytest.raises(DatasetNotFoundError):
+        drop_commit(the_config, wrong)
+    save(the_config, make(range(5)))
+    with pytest.raises(VersionNotFoundError) as caught:
+        drop_commit(the_config, wrong)
+    assert str(caught.value) == (
+        f"commit {wrong!r} is gone or never was: it is not in the newest version"
+    )
+    assert len(commit_log(the_config)) == 1
+
+
+def steps(work: Callable[[DataConfig], Any], memory: dict[str, str]) -> list[list[int]]:
+    """The rows in the end, with `work` done before each call that a drop makes."""
+    results = []
+    for step in range(100):
+        the_config = config(memory, f"rows{step}")
+        save(the_config, make(range(5)))
+        save(the_config, make(range(5, 10)))
+        [_, second] = ids_of(the_config)
+        calls: list[Call] = []
+
+        def before(
+            call: Call, calls: list[Call] = calls, step: int = step, it: DataConfig = the_config
+        ) -> None:
+            calls.append(call)
+            if len(calls) == step + 1:
+                work(it)
+
+        with pytest.MonkeyPatch.context() as patch:
+            age(patch, {}, before=before)
+            with contextlib.suppress(VersionNotFoundError, Injected):
+                drop_commit(the_config, second)
+        if len(calls) <= step:
+            assert step > 5
+            return results
+        results.append(stored(the_config))
+    raise AssertionError("a drop makes too many calls")
+
+
+def in_peace(work: Callable[[DataConfig], Any]) -> Callable[[DataConfig], Any]:
+    """Done with stores that nobody watches."""
+
+    def run(the_config: DataConfig) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("storage_loader.catalog.catalog.open_store", open_store)
+            work(the_config)
+
+    return run
+
+
+def test_an_append_beside_a_drop_survives(memory: dict[str, str]) -> None:
+    results = steps(in_peace(lambda it: save(it, make([50]))), memory)
+    assert all(rows == [0, 1, 2, 3, 4, 50] for rows in results)
+
+
+def test_a_refresh_beside_a_drop_stands(memory: dict[str, str]) -> None:
+    """At every step; a drop that would have taken its rows away takes itself back."""
+    results = steps(in_peace(lambda it: save(it, make([50]), refresh=True)), memory)
+    assert all(rows == [50] for rows in results)
+
+
+def test_two_drops_at_once_drop_once(memory: dict[str, str]) -> None:
+    def again(it: DataConfig) -> None:
+        try:
+            drop_commit(it, ids_of(it)[1])
+        except VersionNotFoundError:
+            assert stored(it) == list(range(5))
+
+    assert all(rows == list(range(5)) for rows in steps(in_peace(again), memory))
+
+
+def test_a_drop_that_is_killed_has_happened_or_not(memory: dict[str, str]) -> None:
+    def killed(it: DataConfig) -> None:
+        raise Injected("killed")
+
+    results = steps(killed, memory)
+    assert {len(rows) for rows in results} == {5, 10}
+    assert all(rows == list(range(len(rows))) for rows in results)
+
+
+def test_a_version_is_not_its_prefix(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    save(the_config, make(range(5)))
+    version = Dataset(the_config).version
+    with pytest.raises(VersionNotFoundError):
+        Dataset(the_config, version=version.hash[:8]).open()
+    assert Dataset(the_config, version=Version(()).hash).num_rows == 0

@@ -1,0 +1,325 @@
+"""`storage_loader.torch.IterableDataset` under torch's DataLoader and torchdata's stateful one."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import ROW, config, in_batches, make, numbers_of
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import storage_loader
+from storage_loader import DataConfig, DataSaver, save
+from storage_loader.config import MIN_OBJECT_SIZE
+from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
+from storage_loader.loader.partition import LAST_BATCH, Partition
+from storage_loader.torch import DataLoader, IterableDataset
+from storage_loader.torch.epochs import Epochs
+
+COUNT = 103
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more than CPUs
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it
+]
+ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    the_config = config(
+        {"storage": str(tmp_path_factory.mktemp("iterable"))}, max_object_size=MIN_OBJECT_SIZE
+    )
+    with DataSaver(the_config) as saver:
+        for numbers in in_batches(0, COUNT, 40):
+            saver(make(numbers))
+            saver.commit()
+    return the_config
+
+
+@pytest.fixture(autouse=True)
+def no_worker_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def rows_of(batches: Any) -> list[list[int]]:
+    return [
+        numbers_of({name: tensor.numpy() for name, tensor in batch.items()}) for batch in batches
+    ]
+
+
+def epochs(the_config: DataConfig, count: int, **how: Any) -> list[list[list[int]]]:
+    """Each epoch's batches, of one process."""
+    loader = storage_loader.DataLoader(the_config, **how)
+    return [[batch[ROW].tolist() for batch in loader] for _ in range(count)]
+
+
+def batches_of(dataset: IterableDataset, **how: Any) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(dataset, batch_size=None, **how)
+
+
+# Shares
+
+
+@settings(max_examples=200)
+@given(
+    num_rows=st.integers(0, 200),
+    batch_size=st.integers(1, 9),
+    world_size=st.integers(1, 3),
+    workers=st.integers(1, 5),
+    start=st.integers(0, 50),
+    last_batch=st.sampled_from(LAST_BATCH),
+    contiguous=st.booleans(),
+)
+def test_shares_in_turn_are_the_whole(
+    num_rows: int,
+    batch_size: int,
+    world_size: int,
+    workers: int,
+    start: int,
+    last_batch: Any,
+    contiguous: bool,
+) -> None:
+    def partition(worker: int, workers: int) -> Partition:
+        return Partition(
+            num_rows, batch_size, world_size, last_batch, contiguous, start, (worker, workers)
+        )
+
+    for rank in range(world_size):
+        whole = partition(0, 1)
+        expected = [whole.batch(i, rank).positions.tolist() for i in range(whole.num_batches)]
+        shares = []
+        for worker in range(workers):
+            share = partition(worker, workers)
+            mine = [share.batch(i, rank).positions.tolist() for i in range(share.num_batches)]
+            full = share.full_batches(0, share.num_full, rank).tolist()
+            assert mine[: share.num_full] == full
+            for i in range(share.num_batches - 1):  # gone on from there: the rest of the share
+                rest = Partition(
+                    num_rows, batch_size, world_size, last_batch, contiguous,
+                    share.rows_after(i), (worker, workers),
+                )  # fmt: skip
+                assert rest.num_batches == share.num_batches - i - 1
+                assert rest.position(0) == share.position(i + 1)
+            shares.append(mine)
+        turns = max(map(len, shares))
+        assert [s[i] for i in range(turns) for s in shares if i < len(s)] == expected
+
+
+# Under torch's DataLoader
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+def test_the_batches_of_one_process_in_their_order_epoch_after_epoch(
+    saved: DataConfig, workers: int, persistent: bool, shuffle: Any
+) -> None:
+    if persistent and not workers:
+        return
+    how: dict[str, Any] = {**ORDER, "shuffle": shuffle, "batch_size": 8}
+    dataset = IterableDataset(saved, **how)
+    loader = batches_of(dataset, num_workers=workers, persistent_workers=persistent)
+    expected = epochs(saved, 4, **how)
+    assert len(loader) == 13
+    assert rows_of(loader) == expected[0]
+    assert rows_of([next(iter(loader))]) == expected[1][:1]  # left early
+    assert rows_of(loader) == expected[2]
+    dataset.set_epoch(1)
+    assert rows_of(loader) == expected[1]
+    assert rows_of(loader) == expected[2]
+    del loader
+
+
+def test_the_main_process_and_workers_by_turns(saved: DataConfig) -> None:
+    how: dict[str, Any] = {**ORDER, "batch_size": 8}
+    dataset = IterableDataset(saved, **how)
+    expected = epochs(saved, 5, **how)
+    two, one = batches_of(dataset, num_workers=2), batches_of(dataset, num_workers=1)
+    assert rows_of(dataset) == expected[0]
+    assert rows_of(two) == expected[1]
+    assert rows_of([next(iter(dataset))]) == expected[2][:1]
+    assert rows_of(one) == expected[3]
+    assert rows_of(two) == expected[4]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_torch_collates(saved: DataConfig, workers: int) -> None:
+    dataset = IterableDataset(saved, **ORDER)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=workers)
+    for _ in range(2):
+        batches = rows_of(loader)
+        assert sorted(n for batch in batches for n in batch) == list(range(COUNT))
+        assert max(map(len, batches)) == 8
+    assert len(dataset) == COUNT
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_started_anew(saved: DataConfig, method: str) -> None:
+    dataset = IterableDataset(saved, batch_size=8, **ORDER)
+    loader = batches_of(dataset, num_workers=2, multiprocessing_context=method)
+    expected = epochs(saved, 2, batch_size=8, **ORDER)
+    assert rows_of(loader) == expected[0]
+    assert rows_of(dataset) == expected[1]  # this process knows of it
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_and_workers_together_give_each_row_once(saved: DataConfig, workers: int) -> None:
+    found = []
+    for rank in range(2):
+        dataset = IterableDataset(saved, batch_size=7, rank=rank, world_size=2, **ORDER)
+        found.append(rows_of(batches_of(dataset, num_workers=workers)))
+    assert len(found[0]) == len(found[1]) == 8
+    assert sorted(n for part in found for batch in part for n in batch) == list(range(COUNT))
+
+
+def test_more_workers_than_batches(saved: DataConfig) -> None:
+    dataset = IterableDataset(saved, batch_size=60, epochs=2)
+    assert rows_of(batches_of(dataset, num_workers=3)) == [
+        b for _ in range(2) for b in ([*range(60)], [*range(60, COUNT)])
+    ]
+
+
+def test_a_version_is_fixed_before_workers_are(memory: dict[str, str], folder: Any) -> None:
+    the_config = config(folder)
+    save(the_config, make(range(20)))
+    dataset = IterableDataset(the_config, batch_size=8)
+    save(the_config, make(range(20, 30)))
+    assert [n for b in rows_of(batches_of(dataset, num_workers=2)) for n in b] == [*range(20)]
+
+
+def test_ranks_that_have_not_met_cannot_fix_one(
+    saved: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dataset = IterableDataset(saved, batch_size=8)
+    with pytest.raises(LoaderError, match="call open"):
+        next(iter(batches_of(dataset, num_workers=1)))
+    dataset.open()
+    assert len(rows_of(batches_of(dataset, num_workers=1))) == 13
+
+
+def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
+    for name, value in (("num_workers", 2), ("device", "cpu")):
+        with pytest.raises(ConfigError, match=f"^{name}: torch's DataLoader does that"):
+            IterableDataset(saved, **{name: value})
+    with pytest.raises(UnknownNameError, match="did you mean 'shuffle'"):
+        IterableDataset(saved, shufle=True)
+    assert isinstance(IterableDataset(saved), torch.utils.data.IterableDataset)
+
+
+# States
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_resumes_it_exactly(saved: DataConfig, workers: int) -> None:
+    how: dict[str, Any] = {**ORDER, "batch_size": 8}
+    expected = epochs(saved, 4, **how)
+
+    def loader(**more: Any) -> StatefulDataLoader:
+        dataset = IterableDataset(saved, **how)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **more)
+
+    for given_before in (0, 1, 5, 12, 13):
+        before = loader()
+        assert rows_of(before) == expected[0]
+        running = iter(before)
+        seen = rows_of(next(running) for _ in range(given_before))
+        if given_before == 13:
+            assert next(running, None) is None
+        file = io.BytesIO()
+        torch.save({"data": before.state_dict()}, file)
+        del running, before
+        file.seek(0)
+        after = loader()
+        after.load_state_dict(torch.load(file, weights_only=False)["data"])
+        following = rows_of(after)
+        if given_before == 13:
+            assert seen == expected[1]
+            assert following == expected[2]
+        else:
+            assert seen + following == expected[1]
+            assert rows_of(after) == expected[2]
+        del after
+
+
+def test_torchdata_resumes_with_workers_that_persist(saved: DataConfig) -> None:
+    how: dict[str, Any] = {**ORDER, "batch_size": 8}
+    expected = epochs(saved, 4, **how)
+    before = StatefulDataLoader(IterableDataset(saved, **how), batch_size=None, num_workers=2)
+    running = iter(before)
+    seen = rows_of(next(running) for _ in range(3))
+    state = before.state_dict()
+    del running, before
+    after = StatefulDataLoader(
+        IterableDataset(saved, **how), batch_size=None, num_workers=2, persistent_workers=True
+    )
+    after.load_state_dict(state)
+    assert seen + rows_of(after) == expected[0]
+    assert rows_of(after) == expected[1]
+    assert rows_of(after) == expected[2]
+    del after
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_goes_through_a_checkpoint(saved: DataConfig, workers: int) -> None:
+    """And between `DataLoader` and `IterableDataset`, and to workers of torch's DataLoader."""
+    how: dict[str, Any] = {**ORDER, "batch_size": 8}
+    expected = epochs(saved, 3, **how)
+    before = DataLoader(saved, **how)
+    list(before)
+    running = iter(before)
+    for _ in range(4):
+        next(running)
+    file = io.BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    after = IterableDataset(saved, **how)
+    after.load_state_dict(torch.load(file, weights_only=True))
+    assert after.state_dict() == before.state_dict()
+    assert rows_of(batches_of(after, num_workers=workers)) == expected[1][4:]
+    assert after.state_dict()["rows"] == 0
+    assert rows_of(batches_of(after, num_workers=2 - workers)) == expected[2]
+    third = DataLoader(saved, **how)
+    third.load_state_dict(after.state_dict())
+    assert third.state_dict()["epoch"] == 3
+
+
+def test_a_workers_state_is_for_that_worker(saved: DataConfig) -> None:
+    dataset = IterableDataset(saved, batch_size=8)
+    state = {**dataset.state_dict(), "worker": 1, "num_workers": 2, "is_over": False}
+    with pytest.raises(LoaderError, match="is of worker 1 of 2"):
+        dataset.load_state_dict(state)
+
+
+# Epochs that are shared
+
+
+def test_groups_agree_in_any_order() -> None:
+    shared = Epochs()
+    late = 7
+    assert shared.begin(5, 0, None, 1) == (0, False)
+    assert shared.begin(late, 0, None, 1) == (1, False)  # a second group, of an iteration left
+    assert shared.begin(5, 0, None, 1) == (0, False)  # the first one's other worker
+    assert shared.begin(9, 0, None, 1) == (2, False)
+    assert shared.begin(late, 0, None, 1) == (1, False)
+    assert shared.begin(9, 1, None, 1) == (3, False)  # which persists
+    shared.start(1, resumes=True)
+    assert [shared.begin(9, 4, 2, 1) for _ in range(3)] == [(1, True)] * 3
+    assert shared.begin(9, 5, 2, 1) == (2, False)
+    shared.start(10, resumes=False)
+    assert [shared.begin(3, 0, None, 4) for _ in range(2)] == [(10, False)] * 2
+    assert shared.begin(3, 1, None, 4) == (14, False)
+    copy = pickle.loads(pickle.dumps(shared))
+    copy.next = 99
+    assert shared.next != 99
+    assert np.asarray(copy._numbers).shape == (66,)
