@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from faulty import Call, Injected, watch
 from rows import ROW, assert_rows, config, in_batches, make, numbers_of
+from threads import running
 
 from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.errors import TransformError
@@ -38,15 +39,10 @@ def fill(storage: dict[str, str]) -> DataConfig:
     return the_config
 
 
-def threads() -> list[str]:
-    names = ("storage_loader-ahead", "storage_loader-fetch", "storage_loader-plan")
-    return [t.name for t in threading.enumerate() if t.name.startswith(names)]
-
-
 @pytest.fixture(autouse=True)
 def no_thread_remains() -> Iterator[None]:
     yield
-    assert threads() == []
+    assert running("ahead", "fetch", "plan") == []
 
 
 class Gate:
@@ -144,7 +140,7 @@ def test_an_error_rises_at_its_place(place: int) -> None:
         assert [next(results) for _ in range(place)] == list(range(place))
         with pytest.raises(kind):
             next(results)
-        assert threads() == []
+        assert running("ahead", "fetch", "plan") == []
         assert list(results) == []
 
 
@@ -187,7 +183,7 @@ def test_without_a_transform_there_are_no_threads(saved: DataConfig) -> None:
     for _ in range(2):
         iterator = iter(DataLoader(saved, batch_size=10))
         next(iterator)
-    assert [name for name in threads() if "ahead" in name] == []
+    assert running("ahead") == []
     iterator.close()  # type: ignore[attr-defined]
 
 
@@ -224,7 +220,7 @@ def test_an_error_names_the_rows_and_keeps_the_users_own(saved: DataConfig) -> N
     cause = e.value.__cause__
     assert isinstance(cause, ZeroDivisionError)
     assert "fail_at_70" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
-    assert threads() == []
+    assert running("ahead", "fetch", "plan") == []
 
 
 @pytest.mark.parametrize("how", ["close", "exception", "dropped"])
@@ -243,7 +239,7 @@ def test_leaving_waits_for_a_running_transform_and_begins_no_other(
             iterator.throw(ZeroDivisionError)  # type: ignore[attr-defined]
     else:
         del iterator
-    assert threads() == []
+    assert running("ahead", "fetch", "plan") == []
     assert gate.go.is_set()
     assert sorted(gate.left) == sorted(gate.seen)
     assert set(gate.seen) <= {0, 10, 20}
@@ -276,7 +272,7 @@ def test_leaving_while_rows_are_fetched(
     assert asked.wait(60)
     threading.Timer(0.2, go.set).start()
     iterator.close()  # type: ignore[attr-defined]
-    assert threads() == []
+    assert running("ahead", "fetch", "plan") == []
     assert seen == list(range(10))
     calls = len(stores[0].calls)
     time.sleep(0.05)
@@ -292,7 +288,7 @@ def test_leaving_where_little_needs_fetching(memory: dict[str, str]) -> None:
         next(iterator)
         time.sleep(0.1)
         iterator.close()  # type: ignore[attr-defined]
-        assert threads() == []
+        assert running("ahead", "fetch", "plan") == []
 
 
 def test_an_error_of_the_store_rises_at_its_place(
@@ -437,5 +433,5 @@ def test_a_slow_consumer_gets_the_same_rows(
     resumed.load_state_dict(state)
     assert [numbers_of(b) for b in resumed] == expected[20:]
     for _ in loader:  # left in the middle of the next epoch
-        if len(threads()) > 0:
+        if running("ahead", "fetch", "plan"):
             break

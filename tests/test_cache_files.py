@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from rows import ROW, config, in_batches, make, numbers_in
+from threads import running
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, save
 from storage_loader.catalog import Catalog
@@ -681,11 +682,6 @@ def test_a_dropped_loader_closes_its_files_at_once(
 # Ends
 
 
-def fetching_threads() -> list[str]:
-    names = ("storage_loader-fetch", "storage_loader-plan")  # a client of S3 keeps its own
-    return [t.name for t in threading.enumerate() if t.name.startswith(names)]
-
-
 def test_an_early_exit_ends_the_fetching(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -701,7 +697,7 @@ def test_an_early_exit_ends_the_fetching(
     )
     assert len(next(batches)[ROW]) == 8
     batches.close()  # type: ignore[attr-defined]  # a generator
-    assert not fetching_threads()
+    assert not running("fetch", "plan")
     before = len(ranges(opened))
     time.sleep(0.1)
     assert len(ranges(opened)) == before
@@ -714,7 +710,7 @@ def test_an_iterator_that_is_dropped_ends_its_threads(
     watch(monkeypatch, local=False)
     for _ in DataLoader(one_object, batch_size=8, cache_dir=cache_dir):
         break
-    assert not fetching_threads()
+    assert not running("fetch", "plan")
 
 
 @pytest.mark.parametrize("index", [False, True])
@@ -726,7 +722,7 @@ def test_an_error_of_a_fetch_reaches_the_consumer(
     how: dict[str, Any] = {"cache_dir": cache_dir, "index": index, "prefetch": 10**6}
     with pytest.raises(Injected, match="the disk is on fire"):
         read(the_config, cache_dir, range(1000), index=index, prefetch=10**6)
-    assert not fetching_threads()
+    assert not running("fetch", "plan")
     watch(monkeypatch, local=False)
     assert numbers_in(DataLoader(the_config, batch_size=9, **how), LARGE) == list(range(1000))
 
@@ -751,7 +747,7 @@ def test_an_object_that_is_deleted_meanwhile(
     assert isinstance(caught.value, StorageLoaderError)
     assert seen == list(range(len(seen)))
     assert 0 < len(seen) <= int(loader.open().starts[-2])
-    assert not fetching_threads()
+    assert not running("fetch", "plan")
 
 
 def test_an_object_of_another_size_is_an_error(one_object: DataConfig) -> None:

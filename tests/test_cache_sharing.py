@@ -19,11 +19,11 @@ from test_cache_files import (
     LARGE,
     assert_disjoint,
     cached_files,
-    fetching_threads,
     fill,
     ranges,
     read,
 )
+from threads import running
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
@@ -229,7 +229,7 @@ def test_leaving_early_does_not_wait_for_another_process(
         assert numbers_in([next(batches)], LARGE) == rows[:16]
         assert waits.wait(10)
         batches.close()  # type: ignore[attr-defined]  # a generator
-    assert fetching_threads() == []
+    assert running("fetch", "plan") == []
 
 
 # Whose files

@@ -21,6 +21,7 @@ from chaos import KINDS, ChaosProxy, chaos, table
 from conftest import S3Server
 from rows import ROW, assert_rows, config, make, numbers_in
 from scale import scaled
+from threads import running
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, delete, save
 from storage_loader.errors import DatasetNotFoundError, SaverError, StoreConnectionError
@@ -267,7 +268,7 @@ def test_leaving_a_loop_does_not_wait_for_the_store(
     begun = time.monotonic()
     iterator.close()
     assert time.monotonic() - begun < 1
-    assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-fetch")]
+    assert running("fetch") == []
 
 
 @pytest.fixture

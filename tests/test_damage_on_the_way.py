@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from rows import make, numbers_in
-from test_cache_files import LARGE, alter, cached_files, fetching_threads, fill, pixels_of, table_of
+from test_cache_files import LARGE, alter, cached_files, fill, pixels_of, table_of
+from threads import running
 
 import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, Dataset
@@ -152,7 +153,7 @@ def test_a_failed_request_never_ends_an_epoch_silently(
         assert len(seen) < ROWS
     else:
         assert sorted(seen) == list(range(ROWS))
-    assert fetching_threads() == []
+    assert running("fetch", "plan") == []
     watch(monkeypatch, local=False)
     again = DataLoader(the_config, cache_dir=tmp_path / "cache", prefetch=10**6, **how)
     order = numbers_in(again, LARGE)

@@ -15,6 +15,7 @@ from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_in, numbers_of
+from threads import running
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.config import MIN_OBJECT_SIZE
@@ -544,11 +545,6 @@ def test_loaders_on_s3_use_the_cache(s3_storage: dict[str, str], tmp_path: Path)
 # What is done ahead, and how it ends
 
 
-def loader_threads() -> list[str]:
-    prefixes = ("storage_loader-fetch", "storage_loader-ahead")
-    return [t.name for t in threading.enumerate() if t.name.startswith(prefixes)]
-
-
 def test_training_starts_after_the_first_object(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,7 +608,7 @@ def test_threads_end_with_the_iteration(
     the_config = fill(memory)
     watch(monkeypatch, local=False, before=lambda call: time.sleep(0.001))
     consume(DataLoader(the_config, batch_size=9, index=index, cache_dir=tmp_path), how)
-    assert loader_threads() == []
+    assert running("ahead", "fetch", "plan") == []
 
 
 @pytest.mark.parametrize("index", [False, True])
@@ -627,7 +623,7 @@ def test_an_error_of_transform_reaches_the_caller_and_ends_the_threads(
     ) as e:
         list(DataLoader(hundred, batch_size=3, transform=fail, index=index))
     assert isinstance(e.value.__cause__, ZeroDivisionError)
-    assert loader_threads() == []
+    assert running("ahead", "fetch", "plan") == []
 
 
 @pytest.mark.parametrize("index", [False, True])
@@ -650,7 +646,7 @@ def test_an_error_of_the_store_reaches_the_caller(
     before = int(Dataset(the_config).open().starts[8])
     assert 0 < len(seen) <= before
     assert seen == list(range(len(seen)))
-    assert loader_threads() == []
+    assert running("ahead", "fetch", "plan") == []
     monkeypatch.undo()
     assert numbers(DataLoader(the_config, batch_size=9, index=index)) == list(range(COUNT))
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import numbers_in
 from test_cache_files import LARGE, fill
+from threads import running
 
 from storage_loader import DataLoader
 from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget
@@ -23,11 +24,6 @@ from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Bud
 pytestmark = pytest.mark.timeout(20)  # what is wrong here hangs
 
 Sizes = list[list[int]]  # of the works of each preparation
-
-
-def threads() -> list[str]:
-    names = ("storage_loader-fetch", "storage_loader-plan")  # a client of S3 keeps its own
-    return [t.name for t in threading.enumerate() if t.name.startswith(names)]
 
 
 class Recorded:
@@ -81,7 +77,7 @@ def test_results_come_in_order_whatever_the_sizes(
     assert list(pipeline.results()) == list(range(len(sizes)))
     assert sorted(recorded.done) == [(i, j) for i, w in enumerate(sizes) for j in range(len(w))]
     assert len(recorded.done) == len(set(recorded.done))
-    assert threads() == []
+    assert running("fetch", "plan") == []
 
 
 @given(
@@ -93,7 +89,7 @@ def test_an_early_end_hangs_nowhere(sizes: Sizes, taken: int) -> None:
     with closing(Pipeline(Recorded(sizes), nbytes=20, threads=2).results()) as results:
         for i, result in zip(range(taken), results, strict=False):
             assert result == i
-    assert threads() == []
+    assert running("fetch", "plan") == []
 
 
 @pytest.mark.parametrize("taken", [1, 2, 5])
@@ -104,7 +100,7 @@ def test_an_early_end_of_many_preparations_without_works(taken: int) -> None:
     assert [next(results) for _ in range(taken)] == list(range(taken))
     until(lambda: recorded.planned == taken + 4)
     results.close()
-    assert threads() == []
+    assert running("fetch", "plan") == []
     assert recorded.planned < taken + 10
 
 
@@ -148,7 +144,7 @@ def test_what_is_ahead_fills_the_budget_and_waits_there() -> None:
     assert sorted(recorded.done)[-1] == (3, 0)
     results.close()
     assert (4, 0) not in recorded.done
-    assert threads() == []
+    assert running("fetch", "plan") == []
 
 
 def test_few_preparations_are_begun_ahead_even_if_they_need_nothing() -> None:
@@ -252,7 +248,7 @@ def test_an_error_rises_in_the_consumer(where: str, at: int, error: BaseExceptio
     assert caught.value is error
     assert seen == list(range(len(seen)))
     assert len(seen) <= at
-    assert threads() == []
+    assert running("fetch", "plan") == []
 
 
 def blocked(release: threading.Event) -> tuple[Recorded, threading.Event]:
@@ -293,7 +289,7 @@ def test_leaving_early_ends_all_threads_at_once(how: str) -> None:
             leave()
     else:
         leave()
-    assert threads() == []
+    assert running("fetch", "plan") == []
     assert len(recorded.begun) <= 3
 
 
@@ -323,7 +319,7 @@ def test_ctrl_c_ends_all_threads(what: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(Pipeline([prepare] * 10, nbytes=10, threads=2).results())
     thread.join()
-    assert threads() == []
+    assert running("fetch", "plan") == []
 
 
 # In a loader
@@ -348,7 +344,7 @@ def test_an_early_exit_of_an_epoch_that_fetches_nothing(
         if len(seen) == taken:
             break
     assert seen == list(range(taken))
-    assert threads() == []
+    assert running("fetch", "plan") == []
     assert numbers_in(loader, LARGE) == list(range(100))
 
 
@@ -386,7 +382,7 @@ def test_ctrl_c_ends_a_loader(
                 waiting.set()
                 time.sleep(10)
     thread.join()
-    assert threads() == []
+    assert running("fetch", "plan") == []
     assert seen == list(range(len(seen)))
     assert numbers_in(loader, LARGE) == list(range(400))
 

@@ -19,6 +19,7 @@ from faulty import FailAt, Injected, watch
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import ATTRIBUTES, config, in_batches, make, stored
+from threads import running
 
 from storage_loader import Attribute, DataConfig, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
@@ -803,17 +804,13 @@ def test_a_batch_cut_short_is_never_committed(
 # Threads, forgotten savers, what is shown
 
 
-def saver_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("storage_loader-save")]
-
-
 @pytest.mark.parametrize("end", ["close", "abort"])
 def test_the_end_joins_the_threads(memory: dict[str, str], end: str) -> None:
     saver = DataSaver(wide(memory))
     saver(make(range(5 * WIDE_ROWS), WIDE))
-    assert saver_threads()
+    assert running("save")
     getattr(saver, end)()
-    assert saver_threads() == []
+    assert running("save") == []
 
 
 def test_a_failure_joins_the_threads(
@@ -822,7 +819,7 @@ def test_a_failure_joins_the_threads(
     watch(monkeypatch, before=FailAt("put object", onwards=True))
     with pytest.raises(SaverError), DataSaver(wide(memory)) as saver:
         saver(make(range(5 * WIDE_ROWS), WIDE))
-    assert saver_threads() == []
+    assert running("save") == []
 
 
 def test_a_forgotten_saver_warns_how_many_rows_were_lost(folder: dict[str, str]) -> None:
@@ -839,9 +836,9 @@ def test_a_forgotten_saver_warns_how_many_rows_were_lost(folder: dict[str, str])
         gc.collect()
     assert stored(config(folder)) == list(range(5))
     deadline = time.monotonic() + 10
-    while saver_threads() and time.monotonic() < deadline:
+    while running("save") and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert saver_threads() == []
+    assert running("save") == []
 
 
 def test_a_saver_forgotten_until_the_process_ends_warns_too(folder: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from own_process import in_processes
 from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_in
 from test_examples import EXAMPLES, run
+from threads import running
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
@@ -306,20 +306,16 @@ def test_errors_come_as_they_are_and_with_their_text_through_tf_data(
         list(dataset)
 
 
-def our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("storage_loader")]
-
-
 def test_leaving_a_loop_ends_our_threads(memory: dict[str, str]) -> None:
     loader = DataLoader(fill(memory), batch_size=10, transform=lambda batch: batch)
     spec = DataLoader(loader.config, batch_size=10).as_dataset().element_spec
     for batches in (loader, loader.as_dataset(spec), loader.as_dataset(spec).prefetch(2).repeat()):
         for batch in batches:
             assert batch[ROW].numpy()[0] == 0
-            assert our_threads()
+            assert running("ahead", "fetch", "plan")
             break
         del batch
-        assert our_threads() == []
+        assert running("ahead", "fetch", "plan") == []
 
 
 def test_a_state_goes_on_in_a_loop_and_in_a_dataset(memory: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ from fake_cuda import FakeCuda, patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_of
+from threads import running
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
@@ -319,7 +320,7 @@ def test_leaving_ends_the_thread_and_frees_pinned_memory(
     iterator: Any = iter(loader)
     if how != "never begun":
         next(iterator)
-        assert [t.name for t in threading.enumerate() if "storage_loader-ahead" in t.name]
+        assert running("ahead")
         assert len(cuda.pinned) > 0
     if how == "close":
         iterator.close()

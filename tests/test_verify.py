@@ -18,6 +18,7 @@ from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import ATTRIBUTES, config, make
+from threads import running
 
 from storage_loader import (
     Attribute,
@@ -450,7 +451,7 @@ def test_a_store_that_fails_ends_it_and_all_threads(
     [*_] = watch(monkeypatch, before=fail)
     with pytest.raises(Injected, match="the disk is on fire"):
         verify_dataset(the_config)
-    assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-verify")]
+    assert running("verify") == []
 
 
 def test_an_error_of_the_caller_ends_all_threads(memory: dict[str, str]) -> None:
@@ -462,7 +463,7 @@ def test_an_error_of_the_caller_ends_all_threads(memory: dict[str, str]) -> None
 
     with pytest.raises(KeyboardInterrupt):
         verify_dataset(the_config, progress=interrupt)
-    assert not [t for t in threading.enumerate() if t.name.startswith("storage_loader-verify")]
+    assert running("verify") == []
 
 
 # Commits and dataset.json

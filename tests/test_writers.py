@@ -15,7 +15,8 @@ from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import config, in_batches, make, stored
-from test_saver import WIDE, WIDE_ROWS, files, nothing_there, saver_threads, wide
+from test_saver import WIDE, WIDE_ROWS, files, nothing_there, wide
+from threads import running
 
 from storage_loader import DataConfig, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog, CommitId
@@ -517,7 +518,7 @@ def test_a_lease_is_kept_while_objects_have_no_commit(
     wait_until(lambda: puts_of_leases(store) >= settled + 3)
     getattr(saver, end)()
     assert [key for key in files(store.inner) if key.endswith(".lease")] == []
-    assert saver_threads() == []
+    assert running("save") == []
 
 
 def test_most_savers_never_write_a_lease(
@@ -526,7 +527,7 @@ def test_most_savers_never_write_a_lease(
     stores = watch(monkeypatch)
     with DataSaver(wide(memory)) as saver:
         saver(make(range(3 * WIDE_ROWS), WIDE))
-        assert "storage_loader-save-lease" in saver_threads()
+        assert "storage_loader-save-lease" in running("save")
     assert not [kind for kind in stores[0].kinds() if "lease" in kind]
     assert "delete" not in {kind.split()[0] for kind in stores[0].kinds()}
 
@@ -605,7 +606,7 @@ def test_a_forgotten_saver_lets_its_lease_grow_old(
     with pytest.warns(ResourceWarning, match="was forgotten"):
         del saver
         gc.collect()
-    wait_until(lambda: saver_threads() == [])
+    wait_until(lambda: running("save") == [])
 
 
 # save
