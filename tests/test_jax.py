@@ -298,6 +298,32 @@ def test_wrong_settings_are_named(memory: dict[str, str]) -> None:
     assert numbers_in(map(as_numpy, DataLoader(the_config, sharding=one))) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_batches_come_where_the_user_forbids_implicit_transfers(
+    memory: dict[str, str], sharded: bool
+) -> None:
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if sharded else None
+    loader = DataLoader(fill(memory), batch_size=10, sharding=one)
+    with jax.transfer_guard_host_to_device("disallow"):
+        batches = list(loader)
+    assert numbers_in(map(as_numpy, batches)) == list(range(COUNT))
+    assert {array.committed for batch in batches for array in batch.values()} == {sharded}
+
+
+def test_a_scalar_of_transform_is_placed_by_a_sharding(memory: dict[str, str]) -> None:
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    loader = DataLoader(
+        fill(memory),
+        batch_size=10,
+        sharding=one,
+        transform=lambda batch: {"sum": batch[ROW].sum(), "mean": np.array(0.5), ROW: batch[ROW]},
+    )
+    for batch in loader:
+        assert int(batch["sum"]) == int(np.asarray(batch[ROW]).sum())
+        assert batch["mean"].shape == batch["sum"].shape == ()
+        assert batch["mean"].sharding == batch["sum"].sharding == one
+
+
 @pytest.mark.timeout(180)
 def test_the_example_learns_digits() -> None:
     run(example=EXAMPLES / "digits_jax.py")
@@ -394,7 +420,9 @@ def of_two_processes(the_config: DataConfig, address: str, rank: int) -> None:
         settings = {"batch_size": 12, "shuffle": shuffle, "last_batch": "drop"}
         loader = DataLoader(the_config, sharding=sharding, **settings)
         alone = DataLoader(the_config, rank=rank, world_size=2, **settings)
-        for batch, own in zip(loader, alone, strict=True):
+        with jax.transfer_guard_host_to_device("disallow"):
+            batches = list(loader)
+        for batch, own in zip(batches, alone, strict=True):
             assert batch["image"].shape == (24, 3, 5)
             assert batch["image"].sharding == sharding
             for name, array in batch.items():

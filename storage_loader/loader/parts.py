@@ -115,8 +115,9 @@ class Parts:
                 items[some] = self._memory[places[some]]
         else:
             source, target = self._bytes, out.data
-            for i, place in enumerate(places.tolist()):
-                target[i * nbytes : (i + 1) * nbytes] = source[place : place + nbytes]
+            starts = range(0, len(target), nbytes)
+            for start, place in zip(starts, places.tolist(), strict=True):
+                target[start : start + nbytes] = source[place : place + nbytes]
 
     def _copy_each(self, rows: Rows, out: Array) -> None:
         parts = self._parts_of(rows)
