@@ -173,7 +173,7 @@ def test_ranks_train_an_epoch_while_rows_are_appended(
 
 
 ONE_VERSION = """
-import storage_loader.torch.distributed as ours
+import storage_loader.loader.peers as ours
 catalog = ours.Catalog
 
 class Slow(catalog):

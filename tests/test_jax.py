@@ -420,13 +420,13 @@ def of_two_processes(the_config: DataConfig, address: str, rank: int) -> None:
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     else:
-        from storage_loader.jax import distributed
+        from storage_loader.loader import peers
 
-        class Late(distributed.Catalog):
+        class Late(peers.Catalog):
             def snapshot(self, *arguments: Any) -> Any:
                 raise AssertionError("only process 0 asks for the newest version")
 
-        distributed.Catalog = Late
+        peers.Catalog = Late
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     hashes = multihost_utils.process_allgather(np.array([int(first.hash[:7], 16)], np.int32))

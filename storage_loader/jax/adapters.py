@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import jax
 
 from .. import loader
-from ..catalog import Snapshot
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import reject_unknown
 from ..loader.memory import AlignedMemory, Memory
 from ..loader.order import Rows
 from ..loader.partition import Partition
+from ..loader.peers import Peers
 from ..loader.plan import Chunk, Epoch
 from ..loader.stats import Meter
 from . import distributed
@@ -77,14 +77,8 @@ class DataLoader(loader.DataLoader):
         placing = None if self._placing.has_devices else self._placing  # workers need none
         return {**super().__getstate__(), "_given_placing": placing}
 
-    def open(self) -> Snapshot:
-        if self._snapshot is None and self._wanted_version is None and self._is_shared():
-            self._wanted_version = distributed.common_version(self.config)
-        return super().open()
-
-    def _is_shared(self) -> bool:
-        """Whether the other processes open this too."""
-        return self._given_ranks is None and jax.process_count() > 1
+    def _peers(self) -> Peers | None:
+        return distributed.peers() if self._given_ranks is None else None
 
     def _ranks(self) -> tuple[int, int]:
         own = self._placing.ranks()

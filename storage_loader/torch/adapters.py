@@ -11,13 +11,13 @@ from typing import Any
 import torch.utils.data
 
 from .. import loader
-from ..catalog import Snapshot
 from ..config import DataConfig
 from ..keywords import reject_unknown
 from ..loader.ahead import Ahead
 from ..loader.loader import Result, Timed
 from ..loader.memory import Memory
 from ..loader.parts import Array
+from ..loader.peers import Peers
 from ..loader.plan import Epoch
 from ..loader.reader import Read
 from ..loader.stats import Meter
@@ -41,15 +41,8 @@ class _TorchView(View):
     def _reduce(self, value: Any) -> Any:
         return reduce_tensor(value)
 
-    def open(self) -> Snapshot:
-        if self._snapshot is None and self._wanted_version is None and self._is_shared():
-            self._wanted_version = distributed.common_version(self.config)
-        return super().open()
-
-    def _is_shared(self) -> bool:
-        """Whether the other ranks open this too."""
-        place = distributed.place()
-        return place is not None and place[1] > 1
+    def _peers(self) -> Peers | None:
+        return distributed.peers()
 
 
 class DataLoader(_TorchView, loader.DataLoader):
@@ -80,8 +73,8 @@ class DataLoader(_TorchView, loader.DataLoader):
     def _ranks(self) -> tuple[int, int]:
         return self._given_ranks or distributed.place() or (0, 1)
 
-    def _is_shared(self) -> bool:
-        return self._given_ranks is None and super()._is_shared()
+    def _peers(self) -> Peers | None:
+        return super()._peers() if self._given_ranks is None else None
 
     def __iter__(self) -> Iterator[Any]:
         # Lightning and torchdata make iterators that they never ask: those are no epochs.
