@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ import torch.utils.data
 
 from .. import loader
 from ..config import DataConfig
-from ..keywords import reject_unknown
+from ..keywords import checked_settings
 from ..loader.ahead import Ahead
 from ..loader.loader import Result, Timed
 from ..loader.memory import Memory
@@ -28,8 +27,6 @@ from .device import Cuda, cuda_device
 from .gather import TensorMemory
 from .ring import Ring, Slot, room_for
 from .tensors import as_tensors, reduce_tensor
-
-_KEYWORDS = [name for name in inspect.signature(loader.DataLoader).parameters if name != "config"]
 
 
 class _TorchView(View):
@@ -53,6 +50,7 @@ class DataLoader(_TorchView, loader.DataLoader):
     make the loader and use it. An iteration begins when its first batch is asked for.
     """
 
+    @checked_settings(loader.DataLoader)
     def __init__(
         self,
         config: DataConfig,
@@ -64,7 +62,6 @@ class DataLoader(_TorchView, loader.DataLoader):
         "cpu": they stay in the host's memory, without a copy. `transform` runs before, on
         tensors in the host's memory. `settings`: those of `storage_loader.DataLoader`.
         """
-        reject_unknown(settings, [*_KEYWORDS, "device"], what="DataLoader keyword")
         super().__init__(config, **settings)
         self._device = cuda_device(device)
         self._rings: PerProcess[Ring] = PerProcess()
