@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from own_process import in_processes
+from own_process import import_without, in_processes
 from rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_in
 from test_examples import EXAMPLES, run
 
@@ -304,20 +302,9 @@ def test_the_example_learns_digits() -> None:
 
 
 def test_without_jax_the_import_says_what_to_install() -> None:
-    script = """
-import sys
-sys.modules["jax"] = None
-try:
-    import storage_loader.jax
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.strip() == (
+    assert import_without("jax", "storage_loader.jax") == (
         "storage_loader.jax needs JAX: pip install 'storage-loader[jax]'"
-    ), done.stderr
+    )
 
 
 # Several devices
