@@ -59,13 +59,26 @@ def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     Python's own TypeError names the keyword, but not the one that was meant.
     """
-    parameters = inspect.signature(function).parameters
-    valid = [name for name in parameters if name != "self"]
-    what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
+    return checked_settings()(function)
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        reject_unknown(kwargs, valid, what=what)
-        return function(*args, **kwargs)
 
-    return call
+def checked_settings(
+    *takers: Callable[..., object],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same for a function that hands its `**` keywords on to `takers`: theirs are valid too."""
+
+    def checked(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = [
+            p for each in (function, *takers) for p in inspect.signature(each).parameters.values()
+        ]
+        valid = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - {"self"}
+        what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            reject_unknown(kwargs, valid, what=what)
+            return function(*args, **kwargs)
+
+        return call
+
+    return checked

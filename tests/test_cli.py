@@ -393,7 +393,7 @@ def test_bench_interrupted_prints_what_was_measured(
                 raise KeyboardInterrupt
             return super().stats
 
-    monkeypatch.setattr("storage_loader.cli.DataLoader", Interrupted)
+    monkeypatch.setattr("storage_loader.cli.bench.DataLoader", Interrupted)
     monkeypatch.setattr("storage_loader.bench._SAMPLE_SECONDS", 0)
     result = run("bench", saved_config, "--batch-size", "10")
     assert result.exit_code == 1

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from own_process import in_processes
+from own_process import import_without, in_processes
 from rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_in
 from test_examples import EXAMPLES, run
 
@@ -330,20 +328,9 @@ def test_the_example_learns_digits() -> None:
 
 
 def test_without_jax_the_import_says_what_to_install() -> None:
-    script = """
-import sys
-sys.modules["jax"] = None
-try:
-    import storage_loader.jax
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.strip() == (
+    assert import_without("jax", "storage_loader.jax") == (
         "storage_loader.jax needs JAX: pip install 'storage-loader[jax]'"
-    ), done.stderr
+    )
 
 
 # Several devices
@@ -448,13 +435,13 @@ def of_two_processes(the_config: DataConfig, address: str, rank: int) -> None:
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     else:
-        from storage_loader.jax import distributed
+        from storage_loader.loader import peers
 
-        class Late(distributed.Catalog):
+        class Late(peers.Catalog):
             def snapshot(self, *arguments: Any) -> Any:
                 raise AssertionError("only process 0 asks for the newest version")
 
-        distributed.Catalog = Late
+        peers.Catalog = Late
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     hashes = multihost_utils.process_allgather(np.array([int(first.hash[:7], 16)], np.int32))

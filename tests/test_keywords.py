@@ -9,7 +9,7 @@ import pytest
 
 from storage_loader import DataConfig, DataLoader, DataSaver, errors
 from storage_loader.errors import ConfigError, StorageLoaderError, UnknownNameError
-from storage_loader.keywords import checked_keywords, nearest, reject_unknown
+from storage_loader.keywords import checked_keywords, checked_settings, nearest, reject_unknown
 
 
 @checked_keywords
@@ -24,10 +24,17 @@ class Brush:
         self.width = width
 
 
+@checked_settings(paint)
+def frame(*, glass: bool = True, **settings: int) -> tuple[str, int]:
+    """A function that hands on what is not its own."""
+    return paint("red", **settings)
+
+
 def test_known_keywords_pass() -> None:
     assert paint("red", width=2) == ("red", 2)
     assert paint(color="red") == ("red", 1)
     assert Brush(width=3).width == 3
+    assert frame(glass=False, width=2) == ("red", 2)
     assert paint.__name__ == "paint"
     assert list(inspect.signature(paint).parameters) == ["color", "width"]
 
@@ -38,6 +45,12 @@ def test_known_keywords_pass() -> None:
         (lambda: paint("red", widht=2), "unknown paint keyword 'widht'; did you mean 'width'?"),
         (lambda: paint(colour="red"), "unknown paint keyword 'colour'; did you mean 'color'?"),
         (lambda: paint("x", zzz=1), "unknown paint keyword 'zzz'; valid: 'color', 'width'"),
+        (lambda: frame(widht=2), "unknown frame keyword 'widht'; did you mean 'width'?"),
+        (lambda: frame(gloss=2), "unknown frame keyword 'gloss'; did you mean 'glass'?"),
+        (
+            lambda: frame(settings=2),
+            "unknown frame keyword 'settings'; valid: 'color', 'glass', 'width'",
+        ),
         (lambda: Brush(wdth=1), "unknown Brush keyword 'wdth'; did you mean 'width'?"),
         (lambda: Brush(self=1), "unknown Brush keyword 'self'; valid: 'width'"),
     ],

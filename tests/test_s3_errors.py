@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from answers import OBJECT, Answer, Answers, answering, error
+from answers import OBJECT, Answer, Answers, error
 from conftest import S3Server, remove_bucket
 from places import CLIENTS, s3_place
 
@@ -57,18 +57,10 @@ def named(verb: str, place: S3Place) -> str:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own AWS settings."""
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "ENDPOINT_URL"):
-        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    """Nothing of the machine's own AWS files."""
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    with answering() as server:
-        yield server
 
 
 @pytest.fixture
