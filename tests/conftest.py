@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
+import threads
 from answers import Answers, answering
 from faulty import watch
 from minio import Minio
@@ -33,19 +35,23 @@ SETTINGS = [
     f"STORAGE_LOADER_TEST_S3_{name}" for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
 ]
 
-# The time of one example says nothing here: the first one may import torch or start a server.
-hypothesis.settings.register_profile("dev", deadline=None)
-# The same examples on every run, so that a failure in CI is the change's and can be repeated.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-)
+# The time of one example says nothing here: the first one may import torch or start a server, and
+# the machine may be busy.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+# Other examples on every run: HYPOTHESIS_PROFILE=dev, for a change to what they test.
+hypothesis.settings.register_profile("dev", **UNTIMED)
+# The same examples on every run, so that a failure is the change's and can be repeated.
+hypothesis.settings.register_profile("ci", **UNTIMED, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 
 def pytest_configure() -> None:
     missing = [name for name in SETTINGS if not os.environ.get(name)]
     if 0 < len(missing) < len(SETTINGS):
         raise pytest.UsageError(f"for a real S3 server set {', '.join(missing)} too")
+    # A shell's background job ignores Ctrl-C, and so would all processes that the tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m s3` chooses
@@ -64,6 +70,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home" / "keras"))
+
+
+@pytest.fixture(autouse=True)
+def threads_of_this_test() -> None:
+    """Whatever an earlier test left behind is no thread of this one."""
+    threads.forget_earlier()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from unittest import mock
 
 
 def in_processes(
-    work: Callable[..., None], *arguments: tuple[Any, ...], seconds: float = 100, **environ: str
+    work: Callable[..., None], *arguments: tuple[Any, ...], seconds: float = 300, **environ: str
 ) -> None:
     """Call `work` with each of `arguments`, at the same time; all must end well."""
     context = multiprocessing.get_context("spawn")

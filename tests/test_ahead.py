@@ -16,9 +16,11 @@ import pytest
 from faulty import Call, Injected, fail_on, watch
 from rows import ROW, assert_rows, config, make, numbers_of, save_rows
 from threads import running
+from waiting import until
 
 from storage_loader import DataConfig, DataLoader, Dataset, save
 from storage_loader.errors import TransformError
+from storage_loader.loader import ahead
 from storage_loader.loader.ahead import Ahead, when_it_pays
 
 COUNT = 200
@@ -86,9 +88,7 @@ def test_at_most_two_are_made_ahead(monkeypatch: pytest.MonkeyPatch, cpus: int |
     results = Ahead(items(), lambda item: made.append(item) or item).results()
     for taken in range(15):
         assert next(results) == taken
-        deadline = time.monotonic() + 20
-        while len(made) < taken + 3 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda taken=taken: len(made) >= taken + 3)
         time.sleep(0.01)
         assert sorted(made) == drawn == list(range(taken + 3))
     results.close()
@@ -254,6 +254,13 @@ def test_leaving_while_rows_are_fetched(
             asked.set()
             assert go.wait(60)
 
+    real = ahead._end
+
+    def end(stop: threading.Event, *rest: Any) -> None:
+        threading.Thread(target=lambda: (stop.wait(60), go.set())).start()
+        real(stop, *rest)
+
+    monkeypatch.setattr(ahead, "_end", end)
     stores = watch(monkeypatch, local=False, before=hold)
     seen: list[int] = []
     loader = DataLoader(
@@ -266,7 +273,6 @@ def test_leaving_while_rows_are_fetched(
     iterator = iter(loader)
     next(iterator)
     assert asked.wait(60)
-    threading.Timer(0.2, go.set).start()
     iterator.close()  # type: ignore[attr-defined]
     assert running("ahead", "fetch", "plan") == []
     assert seen == list(range(10))
@@ -314,10 +320,15 @@ def test_ctrl_c_ends_the_threads(saved: DataConfig) -> None:
     program = f"""
 import os, signal, threading, time
 from storage_loader import DataConfig, DataLoader
+interrupted = threading.Event()
+def interrupt(*args):
+    interrupted.set()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 def transform(batch):
     if batch["row"][0] == 20:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
+        assert interrupted.wait(60)
     return batch
 got = []
 try:
@@ -331,7 +342,7 @@ except KeyboardInterrupt:
     print(names, set(got) <= {{0, 10}})
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("[] True\n", "", 0)
 
@@ -349,7 +360,7 @@ next(iterator)
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    done = [(process.communicate(timeout=100)[1], process.returncode) for process in started]
+    done = [(process.communicate(timeout=500)[1], process.returncode) for process in started]
     assert done == [("", 0)] * 4
 
 

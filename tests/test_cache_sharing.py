@@ -99,7 +99,7 @@ class Loading:
 
     def result(self) -> Result:
         """Rows in the order they came, and byte ranges of objects that were asked for."""
-        output, _ = self._process.communicate(timeout=60)
+        output, _ = self._process.communicate(timeout=500)
         assert self._process.returncode == 0
         numbers, calls = json.loads(output)
         return numbers, [tuple(call) for call in calls]
@@ -200,7 +200,7 @@ def test_others_wait_for_what_one_fetches(
         held = {call[1:] for call in ranges(opened)}
         one.begin()  # it goes on
         numbers, calls = one.result()
-        thread.join(30)
+        thread.join(100)
     assert seen == [numbers] == [list(range(ROWS))]
     assert held <= {(start, end) for _, start, end in ranges(opened)}
     assert_disjoint(
@@ -230,7 +230,7 @@ def test_leaving_early_does_not_wait_for_another_process(
         loader = DataLoader(the_config, batch_size=16, cache_dir=cache_dir, subset=rows)
         batches = iter(loader)
         assert numbers_in([next(batches)], LARGE) == rows[:16]
-        assert waits.wait(10)
+        assert waits.wait(100)
         batches.close()  # type: ignore[attr-defined]  # a generator
     assert running("fetch", "plan") == []
 

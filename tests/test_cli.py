@@ -294,7 +294,7 @@ def test_the_installed_command_runs(filled: str) -> None:
 
     def installed(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [command, *words], capture_output=True, text=True, timeout=60, check=False
+            [command, *words], capture_output=True, text=True, timeout=500, check=False
         )
 
     done = installed("ls", filled)

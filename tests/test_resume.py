@@ -410,7 +410,7 @@ def test_in_another_process(folder: dict[str, str]) -> None:
         ]
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, *arguments],
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=500, check=True,
         )  # fmt: skip
         return json.loads(done.stdout)
 

@@ -94,7 +94,7 @@ class InFlight:
             self._now += 1
             self.most = max(self.most, self._now)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.most >= self._least, timeout=10)
+            self._changed.wait_for(lambda: self.most >= self._least, timeout=15)
         answer = serve(request)
         with self._changed:
             self._now -= 1

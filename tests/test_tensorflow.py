@@ -389,7 +389,6 @@ def test_two_input_pipelines_read_disjoint_rows(memory: dict[str, str]) -> None:
 # Elsewhere
 
 
-@pytest.mark.timeout(180)
 def test_the_example_learns_digits() -> None:
     run(example=EXAMPLES / "digits_keras.py", is_silent=False)  # TensorFlow writes there
 

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import ROW, WITH_PIXELS, assert_rows, config, make, numbers_of, save_rows
 from threads import running
+from waiting import until
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
@@ -60,7 +61,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 @pytest.fixture(autouse=True)
 def no_thread_remains() -> Iterator[None]:
     yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("storage_loader")] == []
+    assert running("ahead", "fetch", "plan", "save") == []
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -263,18 +264,11 @@ def test_an_error_of_the_transform_rises_at_its_place(saved: DataConfig, cuda: F
 # How far ahead, and how it ends
 
 
-def wait_until(is_so: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert is_so()
-
-
 def test_few_batches_are_ahead(saved: DataConfig, cuda: FakeCuda) -> None:
     iterator = iter(DataLoader(saved, device="cuda:0", batch_size=5, subset=slice(0, 200)))
     for received in range(1, 20):
         batch = next(iterator)
-        wait_until(lambda n=received: cuda.on_device >= (n > 0) * 3 * len(ROWS))
+        until(lambda n=received: cuda.on_device >= (n > 0) * 3 * len(ROWS))
         time.sleep(0.01)
         assert cuda.on_device <= 4 * len(ROWS)  # what is received, two ready, one being made
         assert len(cuda.pinned) <= SLOTS
@@ -299,7 +293,7 @@ def test_a_device_that_falls_behind_is_waited_for(saved: DataConfig, cuda: FakeC
 
     thread = threading.Thread(target=consume)
     thread.start()
-    wait_until(lambda: received > LAG)
+    until(lambda: received > LAG)
     time.sleep(0.2)
     assert received <= LAG + 6
     assert cuda.blocks <= (received + 3) * len(ROWS)
@@ -326,7 +320,7 @@ def test_leaving_ends_the_thread_and_frees_pinned_memory(
         with pytest.raises(kind):
             iterator.throw(kind)
     del iterator
-    assert [t.name for t in threading.enumerate() if t.name.startswith("storage_loader")] == []
+    assert running("ahead", "fetch", "plan") == []
     for stream in cuda.streams:
         stream.finish()
     assert (cuda.on_device, len(cuda.pinned)) == (0, 0)
@@ -338,7 +332,7 @@ def test_the_state_counts_what_was_received(saved: DataConfig, cuda: FakeCuda) -
     iterator: Any = iter(loader)
     for received in range(1, 5):
         next(iterator)
-        wait_until(lambda n=received: cuda.on_device >= 3 * len(ROWS))
+        until(lambda n=received: cuda.on_device >= 3 * len(ROWS))
         assert loader.state_dict()["rows"] == 10 * received
     rest = DataLoader(saved, device="cuda:0", batch_size=25, shuffle=True)
     rest.load_state_dict(loader.state_dict())
@@ -498,7 +492,7 @@ def test_in_the_hosts_memory_there_is_no_copy(saved: DataConfig, device: Any) ->
     loader = DataLoader(saved, device=device, batch_size=10)
     batches = list(loader)
     assert [numbers_of(arrays(b), ROWS) for b in batches] == expected(saved, batch_size=10)
-    assert not any("ahead" in thread.name for thread in threading.enumerate())
+    assert running("ahead") == []
     for batch in batches:
         batch["pixels"].zero_()
     assert loader.stats.rows == COUNT

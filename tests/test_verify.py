@@ -411,7 +411,7 @@ def test_many_objects_are_read_at_once_but_no_more_than_asked(
 ) -> None:
     the_config = saved(memory)
     active, most, lock = [0], [0], threading.Lock()
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
     first: list[int] = []
 
     def before(call: Call) -> None:
