@@ -18,6 +18,7 @@ from tqdm import tqdm
 from .bench import Measured, measure, plot, require_plot
 from .catalog import (
     Collected,
+    LoggedCommit,
     collect_garbage,
     commit_log,
     dataset_info,
@@ -190,7 +191,7 @@ def log_command(as_json: bool, **which: Any) -> None:
             f"{c.num_rows:,}",
             size_text(c.nbytes),
             "live" if c.is_live else "-",
-            c.replaces[0] if len(c.replaces) == 1 else f"{len(c.replaces) or '-'}",
+            _replaced(c),
             str(c.version or "-"),
         )
         for c in log
@@ -358,6 +359,12 @@ def main() -> None:
     except StorageLoaderError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+
+
+def _replaced(logged: LoggedCommit) -> str:
+    """The commit that one took the place of, or how many; a barrier's own."""
+    others = [i for i in logged.replaces if i != logged.id] or logged.replaces
+    return others[0] if len(others) == 1 else f"{len(others) or '-'}"
 
 
 def _config(path: str, hint: str = "") -> DataConfig:
