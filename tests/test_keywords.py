@@ -96,6 +96,7 @@ ERRORS = [e for _, e in inspect.getmembers(errors, inspect.isclass)]
         (errors.ObjectNotFoundError, FileNotFoundError),
         (errors.ObjectExistsError, FileExistsError),
         (errors.BucketNotFoundError, FileNotFoundError),
+        (errors.FolderNotFoundError, FileNotFoundError),
         (errors.PermissionDeniedError, PermissionError),
         (errors.StoreConnectionError, ConnectionError),
         (errors.StoreTimeoutError, TimeoutError),

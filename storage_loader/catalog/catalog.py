@@ -104,7 +104,7 @@ class Catalog:
             return f"{name!r} exists with additional: {shown}"
         names = list(self.store.list_folders())
         if not names:
-            return "the storage holds no dataset"
+            return self.store.absence() or "the storage holds no dataset"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
