@@ -334,7 +334,10 @@ def test_the_host_has_no_address(
     client: Callable[[S3Place], Store], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = S3Place("bucket", "", "http://no-such-host.invalid:9000", "r", ACCESS, SECRET)
-    text = "no connection; is the server running, and is the endpoint right?"
+    text = (
+        "the server's name was not found; check the endpoint's spelling, and that this machine "
+        "can look it up"
+    )
     for verb in ("get", "put", "list"):
         fails(
             lambda verb=verb: VERBS[verb](client(place)),

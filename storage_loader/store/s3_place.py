@@ -113,6 +113,7 @@ class Failure:
     status: int = 0  # the HTTP status, 0 where none arrived
     timed_out: bool = False
     unreachable: bool = False  # no connection could be made
+    unresolved: bool = False  # since the server's name has no address
     broken: bool = False  # the connection ended before the answer did
     detail: str = ""
 
@@ -184,6 +185,11 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         error = StoreError(
             f"{where}: the server's certificate is not trusted; where a CA of your own signed it, "
             "name the file of the CA's certificate in SSL_CERT_FILE"
+        )
+    elif failure.unresolved:
+        error = StoreConnectionError(
+            f"{where}: the server's name was not found; check the endpoint's spelling, and that "
+            "this machine can look it up"
         )
     elif failure.unreachable:
         hint = "" if not (place.endpoint or "").startswith("https://") else (
