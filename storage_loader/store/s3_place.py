@@ -227,7 +227,15 @@ _SHORTEST_SECRET = 6  # a shorter one would be found in words that are none
 
 
 def _cause(place: S3Place, cause: Exception) -> Exception:
-    """The cause itself, or where it holds the keys what it says without them."""
-    text = str(cause)
-    shown = _without_keys(place, text)
-    return cause if shown == text else RuntimeError(f"{type(cause).__name__}: {shown}")
+    """What the client's error and those behind it say: in one line, without their frames and keys.
+
+    obstore's text is a tree of 35 lines, urllib3 raises three errors of 60 lines for one.
+    """
+    told = ""
+    one: BaseException | None = cause
+    while one is not None:
+        text = " ".join(str(one).split())
+        if text not in told:
+            told += f"{', by ' if told else ''}{type(one).__name__}: {text}"
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return RuntimeError(_without_keys(place, told))
