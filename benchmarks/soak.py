@@ -221,7 +221,7 @@ class Soak:
             there = {str(one.object_name) for one in listed}
             loader = DataLoader(config)
             snapshot = loader.open()
-            barriers = [entry.id for entry in commit_log(config) if entry.id in entry.replaces]
+            barriers = [entry.id for entry in commit_log(config) if entry.replaces == (entry.id,)]
             named = {snapshot.key(i) for i in range(len(snapshot.objects))}
             named |= {f"{prefix}metadata/{i}.json" for i in (*loader.version.commits, *barriers)}
             named.add(f"{prefix}dataset.json")

@@ -100,6 +100,20 @@ def test_ls_without_storage_lists_the_default_one(
     assert run("ls", f"file://{filled}").stdout == run("ls", filled).stdout
 
 
+@pytest.mark.parametrize("words", [["ls"], ["info", "rows"], ["log", "rows"], ["gc", "rows"]])
+def test_a_mistyped_folder(
+    filled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    [command, *name], typo = words, f"{filled}-typo"
+    said = failing(monkeypatch, capsys, command, typo, *name)
+    assert said == (
+        f"error: list file://{typo}: there is no folder {typo}; check the path (a saver makes it)\n"
+    )
+
+
 def test_info(filled: str) -> None:
     [info] = list_datasets(filled, where={"split": "train"})
     assert run("info", filled, "rows", "--where", "split=train").stdout == (

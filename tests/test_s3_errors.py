@@ -322,11 +322,47 @@ def test_the_host_is_down(
             )
 
 
+def parts_of(raised: BaseException) -> list[list[str]]:
+    """The lines of each error that a traceback shows, the first cause first."""
+    told = "".join(traceback.format_exception(raised))
+    parts = told.split("\nThe above exception was the direct cause of the following exception:\n")
+    return [part.strip().splitlines() for part in parts]
+
+
+def test_a_traceback_shows_causes_in_a_line_each(client: Callable[[S3Place], Store]) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        place = S3Place("bucket", "", endpoint, "r", ACCESS, SECRET)
+        with pytest.raises(StoreConnectionError) as caught:
+            RetriedStore(client(place), deadline=0.3).get(KEY)
+    [[first], [last], final] = parts_of(caught.value)
+    assert "onnection refused" in first
+    assert last == f"storage_loader.errors.StoreConnectionError: {caught.value.__cause__}"
+    assert final[-1].startswith(f"{last}; gave up after ")
+    assert named("get", place) in last
+
+
+def test_a_refusal_shows_the_servers_answer_in_a_line(
+    answers: Answers, place: S3Place, client: Callable[[S3Place], Store]
+) -> None:
+    code = "SignatureDoesNotMatch"
+    answers.always(error(403, code, "<Detail>of the server\nitself</Detail>"))
+    with pytest.raises(PermissionDeniedError) as caught:
+        RetriedStore(client(place), deadline=60).get(KEY)
+    [[answer], final] = parts_of(caught.value)
+    assert code in answer
+    assert final[-1].endswith(f"{named('get', place)}{REFUSED.format(code=code)}")
+
+
 def test_the_host_has_no_address(
     client: Callable[[S3Place], Store], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = S3Place("bucket", "", "http://no-such-host.invalid:9000", "r", ACCESS, SECRET)
-    text = "no connection; is the server running, and is the endpoint right?"
+    text = (
+        "the server's name was not found; check the endpoint's spelling, and that this machine "
+        "can look it up"
+    )
     for verb in ("get", "put", "list"):
         fails(
             lambda verb=verb: VERBS[verb](client(place)),

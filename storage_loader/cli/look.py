@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..catalog import commit_log, dataset_info, list_datasets
+from ..catalog import LoggedCommit, commit_log, dataset_info, list_datasets
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.stats import size_text
@@ -111,10 +111,16 @@ def log_command(as_json: bool, **which: Any) -> None:
             f"{c.num_rows:,}",
             size_text(c.nbytes),
             "live" if c.is_live else "-",
-            c.replaces[0] if len(c.replaces) == 1 else f"{len(c.replaces) or '-'}",
+            _replaced(c),
             str(c.version or "-"),
         )
         for c in log
     ]
     head = ("COMMIT", "WRITER", "TIME", "ROWS", "SIZE", "STATE", "REPLACES", "VERSION")
     table(head, rows, right=(3, 4))
+
+
+def _replaced(logged: LoggedCommit) -> str:
+    """The commit that one took the place of, or how many; a barrier's own."""
+    others = [i for i in logged.replaces if i != logged.id] or logged.replaces
+    return others[0] if len(others) == 1 else f"{len(others) or '-'}"
