@@ -88,8 +88,11 @@ def answering() -> Iterator[Answers]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256  # clients connect at once, and wait a second where it is full
+
+    server = Server(("127.0.0.1", 0), Handler)
     answers = Answers(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

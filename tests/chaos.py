@@ -128,7 +128,11 @@ class ChaosProxy:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()  # none of before `down`
         self._is_up = False
-        self._port = 0
+        # Bound and not listening: while we are down, nobody else gets the port.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self._port = self._held.getsockname()[1]
         self._ended = threading.Event()
         self._listener: socket.socket | None = None
 
@@ -139,7 +143,6 @@ class ChaosProxy:
     def up(self) -> None:
         """Listen, from the second time on at the same port."""
         self._listener = socket.create_server(("127.0.0.1", self._port), backlog=256)
-        self._port = self._listener.getsockname()[1]
         self._is_up = True
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
@@ -159,6 +162,7 @@ class ChaosProxy:
         """End for good."""
         self._ended.set()
         self.down()
+        self._held.close()
 
     def forget_flips(self) -> None:
         """Each object may come wrong once more: what came wrong twice in a row is an error."""
@@ -174,7 +178,6 @@ class ChaosProxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         requests = _Reader(client)
         upstream: socket.socket | None = None
         answers: _Reader | None = None
@@ -182,6 +185,7 @@ class ChaosProxy:
             if self._is_up:
                 self._connections.add(client)
         try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # What arrived before we went down may still be read after it.
             while (request := requests.message()) is not None and self._is_open(client):
                 if upstream is None:

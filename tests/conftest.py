@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +23,9 @@ from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
+import threads
+from answers import Answers, answering
+from faulty import watch
 from minio import Minio
 from minio.deleteobjects import DeleteObject
 
@@ -30,19 +35,23 @@ SETTINGS = [
     f"STORAGE_LOADER_TEST_S3_{name}" for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
 ]
 
-# The time of one example says nothing here: the first one may import torch or start a server.
-hypothesis.settings.register_profile("dev", deadline=None)
-# The same examples on every run, so that a failure in CI is the change's and can be repeated.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-)
+# The time of one example says nothing here: the first one may import torch or start a server, and
+# the machine may be busy.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+# Other examples on every run: HYPOTHESIS_PROFILE=dev, for a change to what they test.
+hypothesis.settings.register_profile("dev", **UNTIMED)
+# The same examples on every run, so that a failure is the change's and can be repeated.
+hypothesis.settings.register_profile("ci", **UNTIMED, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 
 def pytest_configure() -> None:
     missing = [name for name in SETTINGS if not os.environ.get(name)]
     if 0 < len(missing) < len(SETTINGS):
         raise pytest.UsageError(f"for a real S3 server set {', '.join(missing)} too")
+    # A shell's background job ignores Ctrl-C, and so would all processes that the tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m s3` chooses
@@ -61,6 +70,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home" / "keras"))
+
+
+@pytest.fixture(autouse=True)
+def threads_of_this_test() -> None:
+    """Whatever an earlier test left behind is no thread of this one."""
+    threads.forget_earlier()
 
 
 @dataclass(frozen=True)
@@ -109,11 +124,20 @@ def _moto_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     """The name of a new, empty bucket; it goes, with all that is in it, after the test."""
-    client = s3_server.client()
+    with new_bucket(s3_server) as bucket:
+        yield bucket
+
+
+@contextmanager
+def new_bucket(server: S3Server) -> Iterator[str]:
+    """The name of a new, empty bucket, which is there while the block runs."""
+    client = server.client()
     bucket = f"storage-loader-test-{uuid.uuid4().hex[:16]}"
     client.make_bucket(bucket)
-    yield bucket
-    remove_bucket(client, bucket)
+    try:
+        yield bucket
+    finally:
+        remove_bucket(client, bucket)
 
 
 def remove_bucket(client: Minio, bucket: str) -> None:
@@ -148,6 +172,22 @@ def folder(tmp_path: Path) -> dict[str, str]:
 def memory() -> dict[str, str]:
     """Keyword arguments that put a `DataConfig` into this process's memory."""
     return {"storage": f"memory://{uuid.uuid4().hex}"}
+
+
+@pytest.fixture(params=["folder", "network"])
+def near_or_far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into a folder, or what looks like a network."""
+    if request.param == "folder":
+        return request.getfixturevalue("folder")
+    watch(monkeypatch, local=False)
+    return request.getfixturevalue("memory")
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    """An S3 server that answers what it is told; another one for each test."""
+    with answering() as server:
+        yield server
 
 
 @pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.s3)])

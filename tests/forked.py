@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 FORK = multiprocessing.get_context("fork")
-SECONDS = 40.0  # a child that takes longer hangs
+SECONDS = 100.0  # a child that takes longer hangs
 
 
 class Forked:
@@ -32,7 +32,7 @@ class Forked:
             assert fine, value
             return value
         finally:
-            self._child.join(1)
+            self._child.join(20)
             if self._child.is_alive():
                 self._child.kill()
             self._child.join()

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Call, Injected, watch
-from rows import ROW, assert_rows, config, in_batches, make, numbers_of
+from faulty import Call, Injected, fail_on, watch
+from rows import ROW, assert_rows, config, make, numbers_of, save_rows
 from threads import running
+from waiting import until
 
-from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import DataConfig, DataLoader, Dataset, save
 from storage_loader.errors import TransformError
+from storage_loader.loader import ahead
 from storage_loader.loader.ahead import Ahead, when_it_pays
 
 COUNT = 200
@@ -32,11 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 def fill(storage: dict[str, str]) -> DataConfig:
     """Numbered rows, ten an object."""
     the_config = config(storage)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 10):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, COUNT, 10, commits=True)
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +88,7 @@ def test_at_most_two_are_made_ahead(monkeypatch: pytest.MonkeyPatch, cpus: int |
     results = Ahead(items(), lambda item: made.append(item) or item).results()
     for taken in range(15):
         assert next(results) == taken
-        deadline = time.monotonic() + 20
-        while len(made) < taken + 3 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda taken=taken: len(made) >= taken + 3)
         time.sleep(0.01)
         assert sorted(made) == drawn == list(range(taken + 3))
     results.close()
@@ -258,6 +254,13 @@ def test_leaving_while_rows_are_fetched(
             asked.set()
             assert go.wait(60)
 
+    real = ahead._end
+
+    def end(stop: threading.Event, *rest: Any) -> None:
+        threading.Thread(target=lambda: (stop.wait(60), go.set())).start()
+        real(stop, *rest)
+
+    monkeypatch.setattr(ahead, "_end", end)
     stores = watch(monkeypatch, local=False, before=hold)
     seen: list[int] = []
     loader = DataLoader(
@@ -270,7 +273,6 @@ def test_leaving_while_rows_are_fetched(
     iterator = iter(loader)
     next(iterator)
     assert asked.wait(60)
-    threading.Timer(0.2, go.set).start()
     iterator.close()  # type: ignore[attr-defined]
     assert running("ahead", "fetch", "plan") == []
     assert seen == list(range(10))
@@ -295,13 +297,7 @@ def test_an_error_of_the_store_rises_at_its_place(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     the_config = fill(memory)
-    place = Dataset(the_config).open().key(8)
-
-    def fail(call: Call) -> None:
-        if call.verb != "list" and call.key == place:
-            raise Injected(f"{call.key}: the disk is on fire")
-
-    watch(monkeypatch, local=False, before=fail)
+    watch(monkeypatch, local=False, before=fail_on(Dataset(the_config).open().key(8)))
     for index in (False, True):
         got: list[int] = []
         loader = DataLoader(
@@ -324,10 +320,15 @@ def test_ctrl_c_ends_the_threads(saved: DataConfig) -> None:
     program = f"""
 import os, signal, threading, time
 from storage_loader import DataConfig, DataLoader
+interrupted = threading.Event()
+def interrupt(*args):
+    interrupted.set()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 def transform(batch):
     if batch["row"][0] == 20:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
+        assert interrupted.wait(60)
     return batch
 got = []
 try:
@@ -341,7 +342,7 @@ except KeyboardInterrupt:
     print(names, set(got) <= {{0, 10}})
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("[] True\n", "", 0)
 
@@ -359,7 +360,7 @@ next(iterator)
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    done = [(process.communicate(timeout=100)[1], process.returncode) for process in started]
+    done = [(process.communicate(timeout=500)[1], process.returncode) for process in started]
     assert done == [("", 0)] * 4
 
 

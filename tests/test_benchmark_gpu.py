@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 ON_CPU = """
 import torch
@@ -30,13 +28,12 @@ def run(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=230,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.timeout(240)
 def test_on_a_cpu_every_figure_is_measured() -> None:
     lines = [line for line in run("-c", ON_CPU).splitlines() if "; " in line]
     assert len(lines) == 8
@@ -48,7 +45,6 @@ def test_on_a_cpu_every_figure_is_measured() -> None:
         assert waited == f"time waited, steps of 1.2 times the copy, {words}; True; "
 
 
-@pytest.mark.timeout(240)
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
     hidden = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; import benchmarks.__main__ as m; raise SystemExit(m.main(['gpu', '--out', {str(tmp_path / 'out')!r}]))"  # noqa: E501
     assert "finds no CUDA device here: no figures, no result file" in run("-c", hidden)

@@ -93,6 +93,7 @@ def test_rm_commit(the_config: DataConfig, file: str) -> None:
     ) in result.stdout
     dropping = commit_log(the_config)[-1].id
     assert f"dropped 7 rows of rows by commit {dropping}\n" in result.stdout
+    assert run("log", file).stdout.splitlines()[-1].split()[-3:-1] == ["-", appended.id]
     assert stored(the_config) == list(range(500, 550))
     run("rm", the_config.storage, "rows", "--commit", refreshed.id, "-y")
     assert stored(the_config) == []

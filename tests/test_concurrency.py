@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from typing import Any
 
 import pytest
@@ -36,11 +36,15 @@ def kilobytes(storage: dict[str, str], name: str = "rows") -> DataConfig:
     return config(storage, name, attributes=ATTRIBUTES_1K, max_object_size=MIN_OBJECT_SIZE)
 
 
-def save_thousand(the_config: DataConfig, saver_number: int, together: Barrier) -> None:
+def save_thousand(
+    the_config: DataConfig, saver_number: int, together: Barrier, looked: Event
+) -> None:
     first = saver_number * ROWS
     with DataSaver(the_config, num_worker_threads=2) as saver:
-        together.wait(60)
+        together.wait(200)
         for numbers in in_batches(first, first + ROWS, 50):
+            if numbers.stop == first + ROWS:  # a reader has seen some of the rows by then
+                assert looked.wait(200)
             saver(make(numbers, ATTRIBUTES_1K))
             if numbers.stop % COMMIT == 0 and numbers.stop < first + ROWS:
                 saver.commit()
@@ -54,12 +58,12 @@ def seen_of_each_saver(numbers: list[int]) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.timeout(300)
 def test_savers_of_many_processes_lose_and_double_nothing(shared: dict[str, str]) -> None:
     the_config = kilobytes(shared)
-    together = SPAWN.Barrier(SAVERS)
+    together, looked = SPAWN.Barrier(SAVERS), SPAWN.Event()
     processes = [
-        SPAWN.Process(target=save_thousand, args=(the_config, n, together)) for n in range(SAVERS)
+        SPAWN.Process(target=save_thousand, args=(the_config, n, together, looked))
+        for n in range(SAVERS)
     ]
     for process in processes:
         process.start()
@@ -78,9 +82,12 @@ def test_savers_of_many_processes_lose_and_double_nothing(shared: dict[str, str]
                 assert len(rows) % COMMIT == 0
             looks += 1
             lengths.add(len(numbers))
+            if looks > 1:
+                looked.set()
     finally:
+        looked.set()
         for process in processes:
-            process.join(60)
+            process.join(200)
     assert [process.exitcode for process in processes] == [0] * SAVERS
     assert looks > 1
     numbers = stored(the_config, ATTRIBUTES_1K)
@@ -92,13 +99,12 @@ def test_savers_of_many_processes_lose_and_double_nothing(shared: dict[str, str]
 
 
 def refresh_again_and_again(the_config: DataConfig, saver_number: int, together: Barrier) -> None:
-    together.wait(60)
+    together.wait(200)
     for attempt in range(10):
         first = (saver_number * 10 + attempt) * 10
         save(the_config, make(range(first, first + 10)), refresh=True)
 
 
-@pytest.mark.timeout(300)
 def test_of_refreshes_by_many_processes_a_reader_always_sees_one_whole(
     shared: dict[str, str],
 ) -> None:
@@ -117,7 +123,7 @@ def test_of_refreshes_by_many_processes_a_reader_always_sees_one_whole(
             assert numbers == list(range(numbers[0], numbers[0] + 10))
     finally:
         for process in processes:
-            process.join(60)
+            process.join(200)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(stored(the_config)) == 10
 
@@ -186,11 +192,11 @@ def assert_killed_leaves_nothing(
     process = SPAWN.Process(target=save_until_killed, args=(the_config, kind, nth, refresh, there))
     process.start()
     try:
-        assert here.poll(60)
+        assert here.poll(200)
         assert here.recv() == kind
     finally:
         os.kill(process.pid or 0, signal.SIGKILL)
-        process.join(60)
+        process.join(200)
     now = list(what_readers_see(the_config))
     if before or kind.startswith("put object"):
         assert now == as_it_was

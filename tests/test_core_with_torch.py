@@ -20,9 +20,6 @@ torch = pytest.importorskip("torch")
 
 import storage_loader.torch  # noqa: E402
 
-pytestmark = pytest.mark.timeout(240)  # a worker imports torch: slow where the machine is busy
-
-
 # Dtypes and shapes
 
 

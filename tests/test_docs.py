@@ -48,7 +48,7 @@ def run_document(path: Path, folder: Path, *options: str, **environment: str) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout.split()[-2])

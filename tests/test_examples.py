@@ -29,7 +29,7 @@ def run(*options: str, example: Path = DIGITS, is_silent: bool = True, **environ
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert not is_silent or done.stderr == ""
@@ -39,7 +39,6 @@ def run(*options: str, example: Path = DIGITS, is_silent: bool = True, **environ
     return done.stdout
 
 
-@pytest.mark.timeout(180)
 def test_digits_in_the_default_folder_and_saved_once_more() -> None:
     output = run()
     infos = list_datasets()
@@ -52,12 +51,11 @@ def test_digits_in_the_default_folder_and_saved_once_more() -> None:
         assert f"{info.num_rows} rows, {info.num_objects} objects" in output
     assert len(re.findall(r"[\d,]+ rows/s", output)) == 3
     again = "import digits; digits.preprocess(digits.parser().parse_args([]))"
-    subprocess.run([sys.executable, "-c", again], cwd=DIGITS.parent, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", again], cwd=DIGITS.parent, check=True, timeout=500)
     assert [i.num_rows for i in list_datasets()] == [360, 1437]
     assert [i.version for i in list_datasets()] != [i.version for i in infos]
 
 
-@pytest.mark.timeout(180)
 def test_digits_on_s3(s3_storage: dict[str, str]) -> None:
     output = run(
         "--storage",
@@ -88,24 +86,34 @@ def run_killed(after: float | None, *options: str) -> str:
     return begun + rest
 
 
-@pytest.mark.timeout(180)
 def test_a_job_that_is_killed_goes_on_when_it_is_started_again() -> None:
+    starts = part = 0
+    while starts < 2:  # a machine that was too busy to kill the job in time did not test this
+        part += 1
+        starts = start_until_done(part)
+    dataset = Dataset(DataConfig("waves"))
+    stop = 2000 * (part + 1)
+    assert dataset[:]["number"].tolist() == list(range(2000, stop))
+    angles = np.arange(2000, stop)[:, None] * np.linspace(0.1, 1, 32)
+    assert (dataset[:]["wave"] == np.sin(angles).astype(np.float32)).all()
+    again = run_killed(None, "--part", str(part))
+    assert again.startswith("2000 rows are committed, going on\n")
+    assert len(Dataset(DataConfig("waves"))) == stop - 2000
+
+
+def start_until_done(part: int) -> int:
+    """Start a part of the job and kill it, until it has come to its end; how often it began."""
     chance = random.Random(7)
     committed = starts = 0
     output = ""
-    while "part 1 is done: 2000 rows\n" not in output:
-        output = run_killed(chance.uniform(0.1, 0.4), "--part", "1")
+    while f"part {part} is done: 2000 rows\n" not in output:
+        # Longer each time: on a busy machine 0.4 s may be too short for a commit.
+        output = run_killed(chance.uniform(0.1, 0.4) * 1.2**starts, "--part", str(part))
         begun = re.match(r"(\d+) rows are committed, going on\n", output)
         assert begun, output
         assert committed <= int(begun[1]) <= 2000
         committed, starts = int(begun[1]), starts + 1
-    assert starts > 1
-    dataset = Dataset(DataConfig("waves"))
-    assert dataset[:]["number"].tolist() == list(range(2000, 4000))
-    angles = np.arange(2000, 4000)[:, None] * np.linspace(0.1, 1, 32)
-    assert (dataset[:]["wave"] == np.sin(angles).astype(np.float32)).all()
-    assert run_killed(None, "--part", "1").startswith("2000 rows are committed, going on\n")
-    assert len(Dataset(DataConfig("waves"))) == 2000
+    return starts
 
 
 def printed(name: str) -> list[str]:
@@ -116,13 +124,12 @@ def printed(name: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-@pytest.mark.timeout(180)
 def test_two_processes_stop_and_go_on() -> None:
     """1,797 rows, batches of 64: 29 steps an epoch, so step 100 is the 13th of epoch 3."""
     first, resumed, last, accuracy = printed("distributed.py")
@@ -134,7 +141,6 @@ def test_two_processes_stop_and_go_on() -> None:
     assert float(found[1]) >= 93
 
 
-@pytest.mark.timeout(180)
 def test_on_a_gpu_or_the_cpu_where_there_is_none() -> None:
     *_, stats, accuracy = printed("gpu.py")
     assert re.match(r"epoch 1: 4,000 rows in .* waited \d+% \(fetch \d+%, gather \d+%, ", stats)

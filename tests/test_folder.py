@@ -63,7 +63,7 @@ def _killed_at(verb: str, store: FolderStore, key: str, data: bytes, *, create: 
     def work() -> None:
         def stop(*args: object, **kwargs: object) -> None:
             tell.send(True)
-            time.sleep(60)
+            time.sleep(200)
 
         setattr(os, verb, stop)
         store.put(key, data, create=create)
@@ -71,11 +71,11 @@ def _killed_at(verb: str, store: FolderStore, key: str, data: bytes, *, create: 
     child = FORK.Process(target=work)
     child.start()
     try:
-        assert reached.poll(30)
+        assert reached.poll(100)
     finally:
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
-        child.join(30)
+        child.join(100)
     assert child.exitcode == -signal.SIGKILL
 
 
@@ -327,7 +327,7 @@ def test_one_process_wins_without_hard_links(store: FolderStore) -> None:
 
     def race(i: int) -> None:
         for r in range(rounds):
-            barrier.wait(30)
+            barrier.wait(100)
             try:
                 store.put(f"race/{r}", f"{i}".encode(), create=True)
             except ObjectExistsError:
@@ -338,7 +338,7 @@ def test_one_process_wins_without_hard_links(store: FolderStore) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(200)
         assert child.exitcode == 0
     winners = sorted(results.get() for _ in range(rounds))
     assert results.empty()
@@ -438,7 +438,7 @@ def _as_nobody(work: Callable[[], object]) -> str:
 
     child = FORK.Process(target=run)
     child.start()
-    child.join(30)
+    child.join(100)
     assert child.exitcode == 0
     text: str = receive.recv()
     return text

@@ -251,7 +251,7 @@ def test_many_threads_gather_at_once() -> None:
     def run(seed: int) -> None:
         try:
             rows = np.random.default_rng(seed).integers(0, 200, (20, 16))
-            barrier.wait(10)
+            barrier.wait(60)
             check(schema, ready, rows)
         except BaseException as error:
             failed.append(error)

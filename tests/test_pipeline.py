@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from rows import numbers_in
 from test_cache_files import LARGE, fill
 from threads import running
+from waiting import until
 
 from storage_loader import DataLoader
 from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget
-
-pytestmark = pytest.mark.timeout(20)  # what is wrong here hangs
 
 Sizes = list[list[int]]  # of the works of each preparation
 
@@ -104,14 +103,6 @@ def test_an_early_end_of_many_preparations_without_works(taken: int) -> None:
     assert recorded.planned < taken + 10
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do; fail after 10 s."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.001)
-
-
 @given(
     sizes=st.lists(st.lists(st.integers(0, 12) | st.just(50), max_size=5), min_size=1, max_size=10),
     nbytes=st.integers(0, 30),
@@ -164,7 +155,7 @@ def test_the_first_is_made_ready_alone() -> None:
 
     def held(i: int, j: int) -> None:
         if i == 0:
-            assert go.wait(10)
+            assert go.wait(60)
         real(i, j)
 
     recorded.run = held  # type: ignore[method-assign]
@@ -174,7 +165,7 @@ def test_the_first_is_made_ready_alone() -> None:
     until(lambda: recorded.planned == 1)
     assert recorded.begun == []
     go.set()
-    consumer.join(10)
+    consumer.join(60)
     assert recorded.begun[0] == (0, 0)
     assert sorted(recorded.begun) == [(0, 0), (1, 0), (2, 0)]
 
@@ -195,7 +186,7 @@ def test_the_budget_by_itself() -> None:
     thread.start()
     assert not admitted.wait(0.05)
     budget.want(second)
-    assert admitted.wait(10)
+    assert admitted.wait(60)
     thread.join()
     assert second.taken == 0
     budget.want(first)
@@ -259,7 +250,7 @@ def blocked(release: threading.Event) -> tuple[Recorded, threading.Event]:
     def run(i: int, j: int) -> None:
         if i:
             waits.set()
-            release.wait(10)
+            release.wait(60)
         real(i, j)
 
     recorded.run = run  # type: ignore[method-assign]
@@ -271,14 +262,22 @@ def test_leaving_early_ends_all_threads_at_once(how: str) -> None:
     """Those that run are waited for, what waits never begins."""
     release = threading.Event()
     recorded, waits = blocked(release)
-    results: Any = Pipeline(recorded, nbytes=100, threads=2).results()
+    pipeline = Pipeline(recorded, nbytes=100, threads=2)
+    join = pipeline._planner.join
+
+    def let_go_and_join() -> None:  # what waits has been cancelled before
+        release.set()
+        join()
+
+    pipeline._planner.join = let_go_and_join  # type: ignore[assignment, method-assign]
+    results: Any = pipeline.results()
+    del pipeline
 
     def leave() -> None:
         nonlocal results
         with closing(results):
             assert next(results) == 0
-            assert waits.wait(10)
-            threading.Timer(0.05, release.set).start()
+            assert waits.wait(60)
             if how == "exception":
                 raise ZeroDivisionError
             if how == "dropped":
@@ -300,7 +299,7 @@ def test_ctrl_c_ends_all_threads(what: str) -> None:
 
     def run() -> None:
         waiting.set()
-        release.wait(10)
+        release.wait(60)
 
     def prepare(stop: threading.Event) -> Preparation[int]:
         if what == "a result":
@@ -308,7 +307,7 @@ def test_ctrl_c_ends_all_threads(what: str) -> None:
         return Preparation([Work(1, run)], lambda: 0)
 
     def interrupt() -> None:
-        waiting.wait(10)
+        waiting.wait(60)
         time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(0.05)
@@ -359,10 +358,10 @@ def test_ctrl_c_ends_a_loader(
     def hold(call: Call) -> None:
         if "/objects/" in call.key and seen:
             waiting.set()
-            release.wait(10)
+            release.wait(60)
 
     def interrupt() -> None:
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(0.05)
@@ -387,18 +386,20 @@ def test_ctrl_c_ends_a_loader(
     assert numbers_in(loader, LARGE) == list(range(400))
 
 
-def test_a_long_wait_says_for_what(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    go = threading.Event()
+def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, logged = threading.Event(), []
+
+    def log(text: str, *values: object) -> None:
+        logged.append(text % values)
+        if "1 of 2" in logged[-1]:  # where the machine is busy, it may wait for the first one too
+            go.set()
+
     monkeypatch.setattr("storage_loader.loader.work._LONG", 0.05)
-    caplog.set_level("INFO", "storage_loader.loader.work")
-    threading.Timer(0.3, go.set).start()
+    monkeypatch.setattr("storage_loader.loader.work._log.info", log)
 
     def prepare(stop: threading.Event) -> Preparation[int]:
         return Preparation([Work(1, lambda: None), Work(1, lambda: go.wait(60) and None)], int)
 
     assert list(Pipeline([prepare], nbytes=10, threads=2).results()) == [0]
-    [record] = caplog.records
-    text = "loading has waited 0 s for rows: 1 of 2 pieces of work are done"
-    assert record.getMessage() == text
+    assert logged[-1] == "loading has waited 0 s for rows: 1 of 2 pieces of work are done"
+    assert len(logged) <= 3

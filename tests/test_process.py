@@ -94,10 +94,10 @@ def test_a_fork_while_a_thread_makes_a_value() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         parent = pool.submit(value.get, slow)
-        assert making.wait(10)
+        assert making.wait(60)
         children = [Forked(lambda: value.get(lambda: "of the child")) for _ in range(3)]
         assert [child.result() for child in children] == ["of the child"] * 3
         other: PerProcess[str] = PerProcess()
         assert forked(lambda: other.get(lambda: "other")) == "other"
         go_on.set()
-        assert parent.result(10) == "of the parent"
+        assert parent.result(60) == "of the parent"

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from answers import OBJECT, Answer, Answers, Request, answering, error
+from answers import OBJECT, Answer, Answers, Request, error
 from hypothesis import given
 from hypothesis import strategies as st
 from places import CLIENTS
@@ -131,9 +132,9 @@ VERBS: dict[str, Callable[[Store], object]] = {
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time passes only by waiting; what was waited for."""
     found: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", found.append)
-    begun = time.monotonic()
-    monkeypatch.setattr(module.time, "monotonic", lambda: begun + sum(found))
+    # Its own clock alone: other threads of this process wait too.
+    clock = SimpleNamespace(sleep=found.append, monotonic=lambda: sum(found))
+    monkeypatch.setattr(module, "time", clock)
     return found
 
 
@@ -372,7 +373,7 @@ def test_a_stop_ends_the_wait(faulty: Faulty, waits: list[float]) -> None:
     thread.start()
     asked.wait()
     stop.set()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(errors) == 1
     assert waits == []
@@ -444,12 +445,6 @@ def test_timeout_and_deadline_are_settings() -> None:
 
 
 # Both clients
-
-
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    with answering() as server:
-        yield server
 
 
 def place(answers: Answers, **settings: Any) -> S3Place:
@@ -537,13 +532,13 @@ def test_a_body_that_stalls_is_noticed(client: str, monkeypatch: pytest.MonkeyPa
         begun = time.monotonic()
         with pytest.raises(StoreTimeoutError, match="took too long"):
             store.get("key")
-        assert 0.4 < time.monotonic() - begun < 5
+        assert 0.4 < time.monotonic() - begun < 15  # a setting that is lost waits 20 s
 
 
 @pytest.mark.parametrize("client", ["obstore", "minio"])
 def test_a_slow_upload_is_no_stalled_one(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real time
-    data = bytes(12 * 2**20)
+    data = bytes(16 * 2**20)
     rate = 4 * 2**20  # bytes a second; what the kernel holds of them is read within a timeout
     received: list[int] = []
 
@@ -561,10 +556,10 @@ def test_a_slow_upload_is_no_stalled_one(client: str, monkeypatch: pytest.Monkey
         connection.close()
 
     with one_connection(take_slowly) as endpoint:
-        store = CLIENTS[client](S3Place("bucket", "", endpoint, "r", "a", "b", timeout=1.5))
+        store = CLIENTS[client](S3Place("bucket", "", endpoint, "r", "a", "b", timeout=3))
         begun = time.monotonic()
         store.put("key", data)
-        assert time.monotonic() - begun > 2
+        assert time.monotonic() - begun > 3
     assert received == [len(data)]
 
 
@@ -576,4 +571,4 @@ def test_a_typo_in_the_endpoint_costs_seconds(monkeypatch: pytest.MonkeyPatch) -
     begun = time.monotonic()
     with pytest.raises(StoreConnectionError, match=r"at http://127\.0\.0\.1:1: .*gave up after"):
         DataLoader(the_config).open()
-    assert 2 < time.monotonic() - begun < 10
+    assert 2 < time.monotonic() - begun < 60  # of the 120 s that a known server gets

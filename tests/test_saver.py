@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import ATTRIBUTES, config, in_batches, make, stored
 from threads import running
+from waiting import until
 
 from storage_loader import Attribute, DataConfig, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
@@ -258,8 +259,7 @@ def test_a_forked_process_that_leaves_with_takes_nothing_from_its_parent(
 
     with DataSaver(wide(folder)) as saver:
         saver(make(range(3 * WIDE_ROWS), WIDE))
-        while "3 objects" not in repr(saver):
-            time.sleep(0.01)
+        until(lambda: "3 objects" in repr(saver))
         assert in_fork(saver.close) == OTHER_PROCESS
         assert in_fork(saver.abort) == "None"
         assert in_fork(lambda: saver.__exit__(ZeroDivisionError, None, None)) == "None"
@@ -542,8 +542,9 @@ def test_a_blocked_store_makes_the_saver_wait_with_few_buffers(
 
     producer = threading.Thread(target=produce)
     producer.start()
-    while stores == [] or len(stores[0].kinds("put object")) < 3 or not producer_waits(accepted):
-        time.sleep(0.01)
+    until(lambda: stores and len(stores[0].kinds("put object")) == 3)
+    until(lambda: len(accepted) == 4 * WIDE_ROWS)
+    time.sleep(0.3)
     # Three buffers are stuck in threads, the fourth waits for a thread: the fifth is not made.
     assert len(accepted) == 4 * WIDE_ROWS
     assert len(made) == 4
@@ -552,13 +553,6 @@ def test_a_blocked_store_makes_the_saver_wait_with_few_buffers(
     producer.join()
     assert len(made) == 4
     assert stored(wide(memory), WIDE) == list(range(20 * WIDE_ROWS))
-
-
-def producer_waits(accepted: list[int]) -> bool:
-    """Whether nothing was accepted for a while."""
-    before = len(accepted)
-    time.sleep(0.3)
-    return len(accepted) == before
 
 
 def test_an_upload_that_fails_wakes_a_saver_that_waits(
@@ -757,8 +751,7 @@ def test_a_delete_that_fails_while_aborting_is_a_warning(
     watch(monkeypatch, before=FailAt("delete object"))
     saver = DataSaver(wide(memory), num_worker_threads=1)
     saver(make(range(2 * WIDE_ROWS), WIDE))
-    while "2 objects" not in repr(saver):
-        time.sleep(0.01)
+    until(lambda: "2 objects" in repr(saver))
     saver.abort()
     [record] = caplog.records
     assert (record.name, record.levelname) == ("storage_loader.saver.saver", "WARNING")
@@ -835,10 +828,7 @@ def test_a_forgotten_saver_warns_how_many_rows_were_lost(folder: dict[str, str])
         del saver
         gc.collect()
     assert stored(config(folder)) == list(range(5))
-    deadline = time.monotonic() + 10
-    while running("save") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running("save") == []
+    until(lambda: running("save") == [])
 
 
 def test_a_saver_forgotten_until_the_process_ends_warns_too(folder: dict[str, str]) -> None:
@@ -853,7 +843,7 @@ def test_a_saver_forgotten_until_the_process_ends_warns_too(folder: dict[str, st
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=500,
     )
     assert done.returncode == 0
     assert "ResourceWarning: a DataSaver of dataset 'rows' was forgotten with 7 rows" in done.stderr

@@ -268,7 +268,6 @@ def test_what_came_damaged_and_was_fetched_again(
     assert loader.stats.retries == 1
 
 
-@pytest.mark.timeout(240)
 def test_workers_hand_back_what_they_fetched(s3_storage: dict[str, str], tmp_path: Path) -> None:
     the_config = filled(s3_storage)
     alone = DataLoader(the_config, batch_size=COUNT, index=True)

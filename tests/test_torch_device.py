@@ -22,8 +22,9 @@ import transforms
 from fake_cuda import FakeCuda, patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_of
+from rows import ROW, WITH_PIXELS, assert_rows, config, make, numbers_of, save_rows
 from threads import running
+from waiting import until
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
@@ -35,7 +36,7 @@ from storage_loader.torch import DataLoader
 from storage_loader.torch.device import Cuda
 from storage_loader.torch.ring import LAG, SLOTS, Slot, room_for
 
-ROWS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)), Attribute("tile", "float32", (16, 32)))
+ROWS = (*WITH_PIXELS, Attribute("tile", "float32", (16, 32)))
 COUNT = 203
 DELAY = 2e-3  # seconds: of the stand-in's streams
 
@@ -47,10 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 def fill(storage: dict[str, str]) -> DataConfig:
     the_config = config(storage, attributes=ROWS, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 50):
-            saver(make(numbers, ROWS))
-    return the_config
+    return save_rows(the_config, COUNT, 50)
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 @pytest.fixture(autouse=True)
 def no_thread_remains() -> Iterator[None]:
     yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("storage_loader")] == []
+    assert running("ahead", "fetch", "plan", "save") == []
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -266,18 +264,11 @@ def test_an_error_of_the_transform_rises_at_its_place(saved: DataConfig, cuda: F
 # How far ahead, and how it ends
 
 
-def wait_until(is_so: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert is_so()
-
-
 def test_few_batches_are_ahead(saved: DataConfig, cuda: FakeCuda) -> None:
     iterator = iter(DataLoader(saved, device="cuda:0", batch_size=5, subset=slice(0, 200)))
     for received in range(1, 20):
         batch = next(iterator)
-        wait_until(lambda n=received: cuda.on_device >= (n > 0) * 3 * len(ROWS))
+        until(lambda n=received: cuda.on_device >= (n > 0) * 3 * len(ROWS))
         time.sleep(0.01)
         assert cuda.on_device <= 4 * len(ROWS)  # what is received, two ready, one being made
         assert len(cuda.pinned) <= SLOTS
@@ -302,7 +293,7 @@ def test_a_device_that_falls_behind_is_waited_for(saved: DataConfig, cuda: FakeC
 
     thread = threading.Thread(target=consume)
     thread.start()
-    wait_until(lambda: received > LAG)
+    until(lambda: received > LAG)
     time.sleep(0.2)
     assert received <= LAG + 6
     assert cuda.blocks <= (received + 3) * len(ROWS)
@@ -329,7 +320,7 @@ def test_leaving_ends_the_thread_and_frees_pinned_memory(
         with pytest.raises(kind):
             iterator.throw(kind)
     del iterator
-    assert [t.name for t in threading.enumerate() if t.name.startswith("storage_loader")] == []
+    assert running("ahead", "fetch", "plan") == []
     for stream in cuda.streams:
         stream.finish()
     assert (cuda.on_device, len(cuda.pinned)) == (0, 0)
@@ -341,7 +332,7 @@ def test_the_state_counts_what_was_received(saved: DataConfig, cuda: FakeCuda) -
     iterator: Any = iter(loader)
     for received in range(1, 5):
         next(iterator)
-        wait_until(lambda n=received: cuda.on_device >= 3 * len(ROWS))
+        until(lambda n=received: cuda.on_device >= 3 * len(ROWS))
         assert loader.state_dict()["rows"] == 10 * received
     rest = DataLoader(saved, device="cuda:0", batch_size=25, shuffle=True)
     rest.load_state_dict(loader.state_dict())
@@ -501,7 +492,7 @@ def test_in_the_hosts_memory_there_is_no_copy(saved: DataConfig, device: Any) ->
     loader = DataLoader(saved, device=device, batch_size=10)
     batches = list(loader)
     assert [numbers_of(arrays(b), ROWS) for b in batches] == expected(saved, batch_size=10)
-    assert not any("ahead" in thread.name for thread in threading.enumerate())
+    assert running("ahead") == []
     for batch in batches:
         batch["pixels"].zero_()
     assert loader.stats.rows == COUNT

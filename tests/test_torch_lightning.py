@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import ROW, config, in_batches, make
+from rows import ROW, config, save_rows
 
-from storage_loader import DataConfig, DataLoader, DataSaver
+from storage_loader import DataConfig, DataLoader
 
 COUNT = 103
 SCRIPT = Path(__file__).with_name("lightning_run.py")
@@ -23,11 +23,7 @@ ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 @pytest.fixture
 def saved(folder: dict[str, str]) -> DataConfig:
     the_config = config(folder)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 40):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, COUNT, 40, commits=True)
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -42,7 +38,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
-        output, errors = process.communicate(timeout=170)
+        output, errors = process.communicate(timeout=500)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -50,7 +46,6 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(200)
 def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
     found = answer(start(saved.storage, str(tmp_path)))
     loader = DataLoader(saved, batch_size=8, **ORDER)
@@ -61,23 +56,27 @@ def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
     assert found["resumed"] == [expected[0][5:], expected[1]]  # from its checkpoint of step 5
 
 
-@pytest.mark.timeout(200)
 def test_two_processes(saved: DataConfig) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        start(
-            saved.storage,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            NODE_RANK="0",
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-        )
-        for rank in range(2)
-    ]
-    first, second = [answer(rank) for rank in ranks]
+    with socket.socket() as held:  # bound and not listening: nobody but rank 0 gets the port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        ranks = [
+            start(
+                saved.storage,
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(held.getsockname()[1]),
+                NODE_RANK="0",
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+            )
+            for rank in range(2)
+        ]
+        try:
+            first, second = [answer(rank) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
     for name in ("DataLoader", "IterableDataset", "Dataset"):
         for one, two in zip(first[name], second[name], strict=True):
             assert [len(b) for b in one][:-1] == [len(b) for b in two][:-1] == [8] * 6

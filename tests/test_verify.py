@@ -17,7 +17,7 @@ import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, config, make
+from rows import ATTRIBUTES, WITH_PIXELS, config, make
 from threads import running
 
 from storage_loader import (
@@ -38,9 +38,8 @@ from storage_loader.hdf5 import header_problems, template
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import open_store, xxh3
 
-PIXELS = Attribute("pixels", "uint8", (3000,))  # blocks of 21 rows
 EMPTY = Attribute("empty", "float64", (0, 4))
-ALL = (*ATTRIBUTES, PIXELS, EMPTY)
+ALL = (*WITH_PIXELS, EMPTY)
 COUNT = 200
 GOLDEN = Path(__file__).with_name("golden") / "store"
 
@@ -53,14 +52,10 @@ def saved(storage: dict[str, str], name: str = "rows", start: int = 0) -> DataCo
     return the_config
 
 
-@pytest.fixture(params=["folder", "network"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+@pytest.fixture
+def place(near_or_far: dict[str, str]) -> DataConfig:
     """In a folder, or in what looks like a network store."""
-    name = {"folder": "folder", "network": "memory"}[request.param]
-    the_config = saved(request.getfixturevalue(name))
-    if request.param == "network":
-        watch(monkeypatch, local=False)
-    return the_config
+    return saved(near_or_far)
 
 
 class Found:
@@ -416,7 +411,7 @@ def test_many_objects_are_read_at_once_but_no_more_than_asked(
 ) -> None:
     the_config = saved(memory)
     active, most, lock = [0], [0], threading.Lock()
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
     first: list[int] = []
 
     def before(call: Call) -> None:

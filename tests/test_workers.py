@@ -25,14 +25,14 @@ from transforms import (
     fail_at_70,
     unpicklable_result,
 )
+from waiting import until
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.errors import LoaderError, TransformError
 
 ROWS = 400
+SOON = 45  # seconds: on a busy machine too, and before any process ends by itself
 ATTRIBUTES = [("x", "float32", (5,)), ("id", "int64"), ("half", "bfloat16", (2,))]
-
-pytestmark = pytest.mark.timeout(240)  # a worker imports torch: slow where the machine is busy
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(autouse=True)
 def no_process_remains() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 20
-    while multiprocessing.active_children() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert multiprocessing.active_children() == []
+    until(lambda: multiprocessing.active_children() == [])
 
 
 def check(batches: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
@@ -134,7 +131,6 @@ def test_a_killed_worker_is_an_error_at_once(stored: DataConfig) -> None:
     check(list(loader), list(DataLoader(stored, batch_size=100, transform=double)))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("transform", "code"),
     [
@@ -144,7 +140,7 @@ def test_a_killed_worker_is_an_error_at_once(stored: DataConfig) -> None:
         (die_at_70_in_a_message, -9),
     ],
 )
-def test_however_a_worker_dies_it_is_an_error_within_ten_seconds(
+def test_however_a_worker_dies_it_is_an_error_soon(
     stored: DataConfig, transform: Any, code: int
 ) -> None:
     """Also where a process that it began keeps its files open, so that no pipe ends."""
@@ -154,13 +150,12 @@ def test_however_a_worker_dies_it_is_an_error_within_ten_seconds(
     with pytest.raises(LoaderError, match=r"^worker process ") as raised:
         for _ in batches:
             pass
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < SOON
     if transform is not die_at_70_in_a_message:  # there the message itself says it
         assert f"ended with exit code {code} before" in str(raised.value)
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("when", ["between batches", "between epochs"])
 def test_a_worker_killed_while_it_has_nothing_to_do(stored: DataConfig, when: str) -> None:
     loader = DataLoader(stored, batch_size=10, transform=double, num_workers=1)
@@ -175,19 +170,17 @@ def test_a_worker_killed_while_it_has_nothing_to_do(stored: DataConfig, when: st
     start = time.monotonic()
     with pytest.raises(LoaderError, match=rf"^worker process {pid} ended with exit code -9"):
         list(batches)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < SOON
     check(list(loader), list(DataLoader(stored, batch_size=10, transform=double)))
     del loader
 
 
-@pytest.mark.timeout(60)
 def test_a_transform_that_a_worker_cannot_load(stored: DataConfig) -> None:
     with pytest.raises(TransformError, match="no module named moon") as raised:
         list(DataLoader(stored, transform=NotHere(), num_workers=1))
     assert "_load_not_here" in str(raised.value)
 
 
-@pytest.mark.timeout(100)
 def test_workers_end_with_a_killed_parent(stored: DataConfig) -> None:
     """Even in the middle of a transform that does not return."""
     program = f"""
@@ -208,10 +201,7 @@ def test_workers_end_with_a_killed_parent(stored: DataConfig) -> None:
     pids = {int(parent.stdout.readline()) for _ in range(7)}
     assert len(pids) == 2
     parent.kill()
-    deadline = time.monotonic() + 10
-    while any(map(_runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_runs, pids))
+    until(lambda: not any(map(_runs, pids)))
     parent.communicate()
 
 
@@ -240,14 +230,14 @@ def test_an_early_exit_ends_the_workers(stored: DataConfig) -> None:
 
 
 def test_memory_of_batches_has_no_name(stored: DataConfig, tmp_path: Path) -> None:
-    before = _names_of_memory()
+    before = _files_in_memory()
     held = list(DataLoader(stored, batch_size=50, transform=double, num_workers=2))
     assert len(held) == 8
-    assert _names_of_memory() == before
+    assert _files_in_memory() - before  # what is held is seen here ...
+    assert {file for file in _files_in_memory() - before if os.path.exists(file)} == set()
 
 
-def _names_of_memory() -> set[str]:
-    """But for what torch's workers have in the tests that run beside this one."""
-    shared = Path("/dev/shm")
-    found = os.listdir(shared) if shared.is_dir() else []
-    return {name for name in found if not name.startswith(("sem.", "torch_"))}
+def _files_in_memory() -> set[str]:
+    """The files that this process has mapped, one line of /proc each."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}

@@ -43,7 +43,7 @@ def exit_at_70(batch: dict[str, Any]) -> dict[str, Any]:
 def _outlive() -> None:
     """A process that holds every file of this one for a while."""
     if not os.fork():
-        time.sleep(30)
+        time.sleep(60)
         os._exit(0)
 
 
@@ -67,7 +67,7 @@ def die_at_70_in_a_message(batch: dict[str, Any]) -> dict[str, Any]:
 
 def sleep_at_70(batch: dict[str, Any]) -> dict[str, Any]:
     if 70 in batch["id"]:
-        time.sleep(100)
+        time.sleep(300)
     return {**batch, "pid": os.getpid()}
 
 
