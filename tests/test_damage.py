@@ -63,12 +63,18 @@ def change(the_config: DataConfig, damage: Callable[[bytes], bytes]) -> str:
     return key
 
 
+REMEDY = (
+    "`storage-loader verify` lists all that is damaged; bring the object back from a copy, save "
+    "its rows anew, or read them as they are with verify=False"
+)
+
+
 def needing(the_config: DataConfig) -> str:
     """What an error says that cannot be read without the damaged object."""
     snapshot = Dataset(the_config).open()
     first, stop = snapshot.starts[DAMAGED : DAMAGED + 2]
     return (
-        f"attributes {', '.join(repr(a.name) for a in WITH_PIXELS)}, rows {first} to {stop} "
+        f"attributes {', '.join(repr(a.name) for a in WITH_PIXELS)}, rows {first} to {stop - 1} "
         f"of dataset {the_config.dataset_prefix}, commit {snapshot.version.commits[0]}"
     )
 
@@ -95,10 +101,10 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     snapshot = Dataset(place).open()
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
-        f"{url}/{key}: attribute '{name}', rows {first} to {column.rows} of this object differ "
+        f"{url}/{key}: attribute '{name}', rows {first} to {column.rows - 1} of this object differ "
         "from their checksum; the object was altered or damaged after it was saved; they are rows "
-        f"{start + first} to {start + column.rows} of dataset {place.dataset_prefix}, "
-        f"commit {snapshot.version.commits[0]}"
+        f"{start + first} to {start + column.rows - 1} of dataset {place.dataset_prefix}, "
+        f"commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
     change(place, flip(column.offset + row * column.row_nbytes))
@@ -116,7 +122,7 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
     assert str(caught.value) == (
         f"{Catalog(place).store.url}/{key}: the checksum table differs from its own checksum in "
         "the commit; the object was altered or damaged after it was saved, and nothing can be "
-        f"verified of {needing(place)}"
+        f"verified of {needing(place)}; {REMEDY}"
     )
     change(place, flip(start + 3))
     assert numbers_in(DataLoader(place, batch_size=10), WITH_PIXELS) == list(range(COUNT))
@@ -152,7 +158,8 @@ def test_rows_of_other_blocks_are_still_read(place: DataConfig) -> None:
     dataset = Dataset(place)
     fine = [0, start + column.block_rows, start + column.rows - 1, COUNT - 1]
     assert numbers_of(dataset[fine], WITH_PIXELS) == fine
-    with pytest.raises(ChecksumError, match=f"'pixels', rows 0 to {column.block_rows} of this"):
+    wrong = f"'pixels', rows 0 to {column.block_rows - 1} of this"
+    with pytest.raises(ChecksumError, match=wrong):
         dataset[start]
     small = Dataset(place, attributes=[ROW])
     assert small[:][ROW].tolist() == list(range(COUNT))
@@ -180,7 +187,7 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
         return numbers_in(DataLoader(the_config, batch_size=10, index=index), WITH_PIXELS)
 
     key = change(the_config, flip(offset))
-    with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 21 "):
+    with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 20 "):
         read()
     change(the_config, lambda body: body[: offset + 5000])
     with pytest.raises(FormatError, match=key) as caught:
@@ -235,7 +242,7 @@ def test_worker_processes_verify_too(folder: dict[str, str]) -> None:
     the_config = saved(folder)
     column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
     change(the_config, flip(column.offset))
-    with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 21 of this object"):
+    with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 20 of this object"):
         list(DataLoader(the_config, batch_size=10, num_workers=1))
     assert len(list(DataLoader(the_config, batch_size=10, num_workers=1, verify=False))) == 20
 

@@ -81,7 +81,7 @@ class Found:
 
     @property
     def rows(self) -> str:
-        return f"rows {self.first} to {self.first + self.stored.rows}"
+        return f"rows {self.first} to {self.first + self.stored.rows - 1}"
 
     def change(self, damage: Callable[[bytes], bytes]) -> None:
         self.store.put(self.key, damage(bytes(self.store.get(self.key))))
@@ -194,7 +194,7 @@ def test_a_flipped_bit_in_rows(place: DataConfig, name: str, index: int) -> None
     start = row // column.block_rows * column.block_rows
     assert lines(place) == [
         f"{found.where}, attribute {name!r}, rows {found.first + start} to "
-        f"{found.first + column.rows}: differ from their checksum"
+        f"{found.first + column.rows - 1}: differ from their checksum"
     ]
 
 
@@ -207,7 +207,7 @@ def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
         found.change(flipped(column.offset + row * column.row_nbytes))
     stop = min(2 * rows, column.rows)
     assert lines(place) == [
-        f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop}: "
+        f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop - 1}: "
         "differ from their checksum"
     ]
 
@@ -267,10 +267,11 @@ def test_an_object_cut_short(place: DataConfig, kept: float) -> None:
                 for row in range(column.rows)
                 if column.offset + (row + 1) * column.row_nbytes > size
             ]
+            first, last = found.first + lost[0], found.first + column.rows - 1
+            rows = f"row {last}" if first == last else f"rows {first} to {last}"
             expected.append(
-                f"{found.where}, attribute {name!r}, rows {found.first + lost[0]} to "
-                f"{found.first + column.rows}: the object has {size} bytes, its commit says "
-                f"{nbytes}"
+                f"{found.where}, attribute {name!r}, {rows}: the object has {size} bytes, its "
+                f"commit says {nbytes}"
             )
     assert lines(place) == expected
     assert expected
@@ -516,9 +517,9 @@ def test_a_key_that_is_named_twice(place: DataConfig) -> None:
     count = len(value["objects"]["key"])
     assert len(said) == count
     assert said[0] == (
-        f"dataset 'rows', commit {second}, object {value['objects']['key'][0]}, rows "
-        f"{COUNT // 2} to {COUNT // 2 + value['objects']['rows'][0]}: is named twice, before by "
-        f"commit {first}"
+        f"dataset 'rows', commit {second}, object {value['objects']['key'][0]}, rows {COUNT // 2} "
+        f"to {COUNT // 2 + value['objects']['rows'][0] - 1}: is named twice, before by commit "
+        f"{first}"
     )
 
 
@@ -572,7 +573,7 @@ def test_a_header_of_other_attributes(memory: dict[str, str]) -> None:
         lambda value: value["objects"]["checksum"].__setitem__(0, f"{xxh3(body):016x}"),
     )
     assert lines(the_config) == [
-        f"{found.where}, attribute 'a', rows 0 to 10: has another type in the HDF5 file"
+        f"{found.where}, attribute 'a', rows 0 to 9: has another type in the HDF5 file"
     ]
 
 
