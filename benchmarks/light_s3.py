@@ -172,8 +172,9 @@ class _Folder:
             "DELETE": self._remove_bucket,
         }
         if request.key:
-            # A query asks for a part of an upload, or for what else an object has.
-            return None if request.query else of_object.get(request.method)
+            # A query asks for a part of an upload, or such; a mark of a folder cannot be a file.
+            other = request.query or request.key.endswith("/")
+            return None if other else of_object.get(request.method)
         return of_bucket.get(" ".join((request.method, *names)))
 
     def _path(self, *words: str) -> Path:
