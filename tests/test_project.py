@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from s3_server import DEFAULT_PORT, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = {"torch", "tensorflow", "jax", "aws", "plot", "dev"}
@@ -79,3 +80,12 @@ def test_compose_starts_only_local_and_pinned_servers() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert name.endswith("-bucket") or service["healthcheck"]["test"], name
     assert {name for name in services if f"{name}-bucket" in services} == {"minio", "seaweedfs"}
+
+
+def test_the_readme_names_what_make_s3_prints() -> None:
+    text = (ROOT / "README.md").read_text()
+    printed = dict(line.split()[1].split("=", 1) for line in settings(DEFAULT_PORT).splitlines())
+    assert f'endpoint="{printed["STORAGE_LOADER_TEST_S3_ENDPOINT"]}"' in text
+    named = set(re.findall(r"AWS_(?:ACCESS_KEY_ID|SECRET_ACCESS_KEY)=\$(\w+)", text))
+    assert named == {f"STORAGE_LOADER_TEST_S3_{key}" for key in ("ACCESS_KEY", "SECRET_KEY")}
+    assert named <= set(printed)
