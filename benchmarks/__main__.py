@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import machine, report
@@ -30,6 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help=f"for the results; default: {RESULTS.name}/ here")
     parser.add_argument("--scratch", type=Path, help="disk to measure; default: the temporary one")
     parser.add_argument("--peers", metavar="PYTHON", help="a Python that has other libraries")
+    parser.add_argument(
+        "--server", choices=("real", "light"), default="real", help="S3 server; see light_s3.py"
+    )
+    parser.add_argument(
+        "--delay", type=_seconds, default=0.0, metavar="20ms", help="added to each S3 request"
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="rows of `peers` to measure")
     options = parser.parse_args(arguments)
     if options.peers:
         os.environ[PEERS_VARIABLE] = options.peers
@@ -42,22 +50,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Figures of a quick run are not kept unless asked for: they say nothing about speed.
     out = options.out or (None if options.quick else RESULTS)
     failed = False
-    with Setting(effort, options.scratch) as setting:
+    light = options.server == "light"
+    made = Setting(effort, options.scratch, light=light, delay=options.delay, only=options.only)
+    with made as setting:
+        marks = setting.server_words
         for name in options.names or NAMES:
             benchmark: Benchmark = importlib.import_module(f"{__package__}.{name}").BENCHMARK
             print(f"== {name}: {benchmark.what}", flush=True)
             rows = []
-            for row in benchmark.run(setting):
+            for measured in benchmark.run(setting):
+                row = replace(measured, measure=", ".join((measured.measure, *marks)))
                 print(report.line(row), flush=True)
                 rows.append(row)
             if not rows:  # the benchmark said why
                 continue
             failed |= any(row.holds is False for row in rows) and not effort.quick
             if out is not None:
-                report.write(out, name, benchmark.what, rows, machine.describe(setting.scratch))
-                if benchmark.draw is not None:
+                file = "_".join((name, *(mark.replace(" ", "_") for mark in marks)))
+                what = ", ".join((benchmark.what, *marks))
+                report.write(out, file, what, rows, machine.describe(setting.scratch))
+                if benchmark.draw is not None and file == name:
                     benchmark.draw(out)
     return int(failed)
+
+
+def _seconds(words: str) -> float:
+    """Of "20ms"."""
+    number, unit, rest = words.partition("ms")
+    if not unit or rest:
+        raise argparse.ArgumentTypeError(f"{words!r}: milliseconds, as in 20ms")
+    return float(number) / 1e3
 
 
 if __name__ == "__main__":

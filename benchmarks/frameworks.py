@@ -31,12 +31,14 @@ from .setting import Benchmark, Setting
 BATCH = 64
 STEP = 512  # rows saved at once
 NUMPY = "numpy"
+SHARDED = "jax, sharding="
 # By what is measured: the module of its loader, the framework it needs, the least ratio.
 LOADERS: dict[str, tuple[str, str, float | None]] = {
     "torch": ("storage_loader.torch", "torch", 0.95),
     "tensorflow": ("storage_loader.tensorflow", "tensorflow", 0.7),
     "tensorflow, as_dataset()": ("storage_loader.tensorflow", "tensorflow", None),
     "jax": ("storage_loader.jax", "jax", 0.7),
+    SHARDED: ("storage_loader.jax", "jax", 0.7),
 }
 
 
@@ -102,6 +104,9 @@ def _serve(connection: Connection, name: str, config: DataConfig) -> None:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     module = importlib.import_module("storage_loader" if name == NUMPY else LOADERS[name][0])
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": "global"}
+    if name == SHARDED:
+        jax = importlib.import_module("jax")
+        settings["sharding"] = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     check = module.DataLoader(config, extras=("row",), **settings)
     check_rows((np.asarray(loaded["row"]) for loaded in check), check.num_rows)
     loader: Iterable[Any] = module.DataLoader(config, **settings)

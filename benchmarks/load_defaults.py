@@ -17,7 +17,6 @@ from unittest import mock
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
 
 from .data import TILES, VECTORS, batch, make_rows
-from .latency import delayed
 from .load_s3 import BATCH, index_epoch, saved
 from .runner import Row, Side, Spread
 from .setting import Benchmark, Bucket, Setting
@@ -68,8 +67,8 @@ def run(setting: Setting) -> Sequence[Row]:
         config = saved(bucket, "tiles", TILES, setting.pick(8192, 1024))
         for choices in FETCHING:
             rows += _compared(setting, "first epoch", choices, _first_epoch(setting, config))
-        with delayed(bucket.server.endpoint, 0.02) as endpoint:
-            far = Bucket(bucket.server.at(endpoint), bucket.name).config("tiles")
+        with bucket.server.far(0.02) as server:
+            far = Bucket(server, bucket.name).config("tiles")
             for choices in BY_INDEX:
                 rows += _compared(setting, "by index, 20 ms", choices, _by_index(setting, far))
     for words, attributes, num_rows in (

@@ -12,7 +12,6 @@ from dataclasses import replace
 from storage_loader import DataLoader
 
 from .data import IMAGES, TILES
-from .latency import delayed
 from .load_s3 import BATCH, first_epoch, index_epoch, saved
 from .runner import Row, Side, Spread
 from .setting import Benchmark, Bucket, Setting
@@ -29,8 +28,8 @@ def run(setting: Setting) -> Sequence[Row]:
         ]
         for name, attributes, num_rows, _ in kinds:
             saved(bucket, name, attributes, num_rows)
-        with delayed(bucket.server.endpoint, SECONDS) as endpoint:
-            far = Bucket(bucket.server.at(endpoint), bucket.name)
+        with bucket.server.far(SECONDS) as server:
+            far = Bucket(server, bucket.name)
             rows = [_first_epoch(setting, far, name, words) for name, _, _, words in kinds]
             return [*rows, _by_index(setting, far)]
 

@@ -43,7 +43,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -158,6 +158,9 @@ class Found:
         return Spread.of(self.rates)
 
 
+Part = Callable[[Stored], list[Found]]  # measures a dataset
+
+
 class Group:
     """The peers that take part."""
 
@@ -175,30 +178,41 @@ def run(setting: Setting) -> Iterator[Row]:
     tiles = Data("tiles", "48 KiB float32 rows", TILES, setting.pick(8192, 1024), LARGE_BATCH)
     images = Data("images", "150 KB uint8 rows", IMAGES, setting.pick(7168, 256), LARGE_BATCH)
     vectors = Data("vectors", "72 B rows", VECTORS, setting.pick(10_000_000, 50_000), SMALL_BATCH)
-    for data in (tiles, images)[: setting.pick(2, 1)]:
-        with _stored(group, data, on_s3=True) as stored:
-            yield from _first_epoch(stored)
-            yield from _second_epoch(stored)
-            if data is tiles:
-                yield from _by_index(stored)
-    with _stored(group, vectors, on_s3=False) as stored:
-        yield from _small_rows(stored)
-    for row_nbytes in SWEEP[:: setting.pick(1, len(SWEEP))]:
-        yield from _sweep(group, row_nbytes)
+    on_s3: dict[str, Part] = {
+        "first epoch from S3, cold, shuffled, {words}": _first_epoch,
+        "second epoch, warm, shuffled, {words}": _second_epoch,
+    }
+    by_index: dict[str, Part] = {"random batches of {batch} by index from S3, {words}": _by_index}
+    local: dict[str, Part] = {"warm epoch of a folder, {words}, batches of {batch:,}": _small_rows}
+    yield from _parts(group, tiles, on_s3 | by_index, on_s3=True)
+    if not setting.effort.quick:
+        yield from _parts(group, images, on_s3, on_s3=True)
+    yield from _parts(group, vectors, local, on_s3=False)
+    if setting.wants("sweep"):
+        for row_nbytes in SWEEP[:: setting.pick(1, len(SWEEP))]:
+            yield from _sweep(group, row_nbytes)
 
 
-def _first_epoch(stored: Stored) -> list[Row]:
-    found = _race(stored, COLD, _cold(stored), cold=True)
-    return _rows(f"first epoch from S3, cold, shuffled, {stored.data.words}", found)
+def _parts(group: Group, data: Data, parts: Mapping[str, Part], *, on_s3: bool) -> Iterator[Row]:
+    """Rows of those `parts`, by title, that are asked for; the data are stored for these."""
+    titles = {title.format(**vars(data)): part for title, part in parts.items()}
+    wanted = {title: part for title, part in titles.items() if group.setting.wants(title)}
+    if wanted:
+        with _stored(group, data, on_s3=on_s3) as stored:
+            for title, part in wanted.items():
+                yield from _rows(title, part(stored))
 
 
-def _second_epoch(stored: Stored) -> list[Row]:
+def _first_epoch(stored: Stored) -> list[Found]:
+    return _race(stored, COLD, _cold(stored), cold=True)
+
+
+def _second_epoch(stored: Stored) -> list[Found]:
     with _warm(stored) as ours:
-        found = _race(stored, WARM, ours, cold=False)
-    return _rows(f"second epoch, warm, shuffled, {stored.data.words}", found)
+        return _race(stored, WARM, ours, cold=False)
 
 
-def _by_index(stored: Stored) -> list[Row]:
+def _by_index(stored: Stored) -> list[Found]:
     data = stored.data
     limit = stored.group.setting.pick(32, 4)
     part = replace(stored, spec=replace(stored.spec, limit=limit), local={})
@@ -207,11 +221,10 @@ def _by_index(stored: Stored) -> list[Row]:
     def ours() -> float:
         return _checked(part.spec, time.perf_counter(), loader)
 
-    found = _race(part, TAKE, ours, cold=False)
-    return _rows(f"random batches of {data.batch} by index from S3, {data.words}", found)
+    return _race(part, TAKE, ours, cold=False)
 
 
-def _small_rows(stored: Stored) -> list[Row]:
+def _small_rows(stored: Stored) -> list[Found]:
     data = stored.data
     with _warm(stored) as ours:
         found = _race(stored, WARM, ours, cold=False)
@@ -219,7 +232,7 @@ def _small_rows(stored: Stored) -> list[Row]:
         count = _rows_of(entry.name, data)
         if count < data.rows:
             entry.words += f", {count:,} of {data.rows:,} rows"
-    return _rows(f"warm epoch of a folder, {data.words}, batches of {data.batch:,}", found)
+    return found
 
 
 def _sweep(group: Group, row_nbytes: int) -> list[Row]:
@@ -302,7 +315,10 @@ def _upload(bucket: Bucket, folder: Path, prefix: str) -> None:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
     def put(path: Path) -> None:
-        obstore.put(bucket.client, f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+        key = f"{prefix}/{path.relative_to(folder).as_posix()}"
+        obstore.put(
+            bucket.client, key, path, use_multipart=False
+        )  # the light server knows no parts
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(put, files))

@@ -19,6 +19,12 @@ machine and the versions. Ours and plain run in turn, a round of each; the ratio
 each round. Figures are medians, in brackets the quartiles. What each benchmark does stands in
 its module.
 
+A real S3 server on the loaders' own cores takes more of them than the loaders do. With
+`python -m benchmarks peers --server light` objects come from nginx instead (`apt-get install
+nginx-light`; benchmarks/light_s3.py), for little CPU. `--delay 20ms` adds that to each request,
+with either server. `--only WORDS` measures the rows of `peers` whose first words hold WORDS. Such
+results have a file of their own, as peers_light_server.json, and the measures say so.
+
 [chaos.md](chaos.md), a thousand faults between library and S3 server, is made by a test:
 `STORAGE_LOADER_TEST_SCALE=17.5 STORAGE_LOADER_TEST_RESULTS=benchmarks/results make test
 PYTEST_ARGS="-k every_row_under_faults"`, with a real server where `make s3` has started one.

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,8 @@ from obstore.store import S3Store as Client
 
 from storage_loader import DataConfig
 
+from . import light_s3
+from .latency import delayed
 from .runner import Effort, Row
 
 LAUNCHER = Path(__file__).parents[1] / "tests" / "s3_server.py"
@@ -43,9 +45,18 @@ class Benchmark:
 class Setting:
     """Scratch space and server of one run of benchmarks; leave the `with` to remove both."""
 
-    def __init__(self, effort: Effort, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        effort: Effort,
+        scratch: Path | None = None,
+        *,
+        light: bool = False,  # the S3 server is the light one
+        delay: float = 0.0,  # seconds that each request to it takes longer
+        only: str = "",
+    ) -> None:
         self.effort = effort
         self._scratch = scratch
+        self._light, self._delay, self._only = light, delay, only
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Setting:
@@ -71,6 +82,28 @@ class Setting:
 
     @cached_property
     def s3(self) -> Server:
+        """The server to measure with."""
+        server = self._lightest() if self._light else self._real()
+        return self._held.enter_context(server.far(self._delay)) if self._delay else server
+
+    @property
+    def server_words(self) -> tuple[str, ...]:
+        """How the server differs from a real one on this machine."""
+        light = ("light server",) if self._light else ()
+        return (*light, f"{self._delay * 1e3:g} ms a request") if self._delay else light
+
+    def wants(self, measure: str) -> bool:
+        """Whether that row is asked for, of a benchmark that can leave out some."""
+        return self._only in measure
+
+    def _lightest(self) -> Server:
+        folder = self.folder()
+        folder.mkdir()
+        endpoint = self._held.enter_context(light_s3.serving(folder))
+        keys = light_s3.ACCESS_KEY, light_s3.SECRET_KEY, light_s3.REGION
+        return Server(endpoint, *keys, folder, light=True)
+
+    def _real(self) -> Server:
         """The server that STORAGE_LOADER_TEST_S3_* names, else one started here."""
         values = {name: os.environ.get(VARIABLE + name, "") for name in NAMES}
         if all(values.values()):
@@ -107,6 +140,7 @@ class Server:
     secret_key: str
     region: str
     folder: Path | None = None  # of a server that was started here
+    light: bool = False  # as in light_s3.py: the folder holds the objects
 
     @classmethod
     def of(cls, values: Mapping[str, str], folder: Path | None = None) -> Server:
@@ -116,12 +150,23 @@ class Server:
 
     def collect_garbage(self) -> None:
         """Free the memory of deleted objects, where the server is ours."""
-        if self.folder is not None:
+        if self.folder is not None and not self.light:
             _launcher("gc", "--dir", str(self.folder))
 
     def at(self, endpoint: str) -> Server:
         """The same server behind a proxy."""
-        return Server(endpoint, self.access_key, self.secret_key, self.region, self.folder)
+        return replace(self, endpoint=endpoint)
+
+    @contextlib.contextmanager
+    def far(self, seconds: float) -> Iterator[Server]:
+        """The same objects from a server whose answers come `seconds` late."""
+        if self.light:
+            assert self.folder is not None
+            late = light_s3.serving(self.folder, seconds)
+        else:
+            late = delayed(self.endpoint, seconds)
+        with late as endpoint:
+            yield self.at(endpoint)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ What is checked, at once or at the end; the first failure ends the run:
 
 Flat: the median of the last quarter is at most that of the second quarter and 10% and 8 MiB, for
 the memory of a process's own (RssAnon: no mapped files), or 20% and 4, for descriptors: most of
-these are connections that stay open for a while, so many as there were requests at once.
+these are connections that stay open for a while, so many as there were requests at once. Cache
+files are counted apart: a loader opens them as its epoch goes on and closes them with its version,
+so that they are never more than two for each object of the largest version that it opened: Python
+keeps a descriptor of its own for a mapped file.
 
 STORAGE_LOADER_BENCH_SOAK_SECONDS sets the length; below five minutes all intervals are shorter.
 """
@@ -72,7 +75,16 @@ POINTS = 120  # of a curve
 KILLED = "saver, killed"  # its processes come and go: drawn, not judged
 
 Note = dict[str, Any]
-Sample = tuple[float, int, int]  # seconds since the start, bytes of memory, descriptors
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process held at a moment."""
+
+    at: float  # seconds since the start
+    memory: int  # bytes
+    descriptors: int  # but those of cache files
+    cache_files: int
 
 
 def run(setting: Setting) -> Sequence[Row]:
@@ -186,9 +198,9 @@ class Soak:
 
     def _sample(self, now: float, actors: Mapping[str, BaseProcess]) -> None:
         for name, actor in actors.items():
-            found = _memory_and_descriptors(actor.pid)
+            found = _sample(now, actor.pid)
             if found is not None:
-                self._samples.setdefault(name, []).append((now, *found))
+                self._samples.setdefault(name, []).append(found)
         self._cached.append(_cached_nbytes(self._cache, self._cache_size))
         if self._cached[-1] > self._cache_size:
             raise AssertionError(
@@ -221,7 +233,7 @@ class Soak:
             there = {str(one.object_name) for one in listed}
             loader = DataLoader(config)
             snapshot = loader.open()
-            barriers = [entry.id for entry in commit_log(config) if entry.id in entry.replaces]
+            barriers = [entry.id for entry in commit_log(config) if entry.replaces == (entry.id,)]
             named = {snapshot.key(i) for i in range(len(snapshot.objects))}
             named |= {f"{prefix}metadata/{i}.json" for i in (*loader.version.commits, *barriers)}
             named.add(f"{prefix}dataset.json")
@@ -288,12 +300,25 @@ class Soak:
     def _flat(self) -> list[Row]:
         rows = []
         for name, samples in self._samples.items():
-            memory = [(at, nbytes / 1e6) for at, nbytes, _ in samples]
-            files = [(at, float(number)) for at, _, number in samples]
+            memory = [(one.at, one.memory / 1e6) for one in samples]
+            others = [(one.at, float(one.descriptors)) for one in samples]
+            cached = [(one.at, float(one.cache_files)) for one in samples]
             rows += [
                 flat(f"own memory, {name}", "MB", memory, self._seconds, 0.1, 2**23 / 1e6),
-                flat(f"descriptors, {name}", "files", files, self._seconds, 0.2, 4),
+                flat(f"descriptors, {name}", "files", others, self._seconds, 0.2, 4),
             ]
+            if any(number for _, number in cached):
+                objects = [note["objects"] for note in self._notes[name] if "objects" in note]
+                rows.append(
+                    Row(
+                        f"cache files open, {name}",
+                        "files",
+                        Spread.of([max(number for _, number in cached)]),
+                        at_most=2 * max(objects),
+                        note="the most; at most two an object of the largest version it opened",
+                        curve=_curve(cached, self._seconds),
+                    )
+                )
         return rows
 
 
@@ -390,14 +415,26 @@ def _started(task: Task) -> BaseProcess:
     return process
 
 
-def _memory_and_descriptors(pid: int | None) -> tuple[int, int] | None:
-    """Bytes of a process's own memory and its open files; None where it has ended."""
+def _sample(now: float, pid: int | None) -> Sample | None:
+    """What a process holds now; None where it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
         found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
-        return (int(found[1]) * 1024, len(os.listdir(f"/proc/{pid}/fd"))) if found else None
+        links = list(map(_link, Path(f"/proc/{pid}/fd").iterdir()))
     except (FileNotFoundError, ProcessLookupError):
         return None
+    if found is None:
+        return None
+    cached = sum(link.removesuffix(" (deleted)").endswith(".cached") for link in links)
+    return Sample(now, int(found[1]) * 1024, len(links) - cached, cached)
+
+
+def _link(descriptor: Path) -> str:
+    """What a descriptor refers to; "" for one that was closed meanwhile."""
+    try:
+        return os.readlink(descriptor)
+    except FileNotFoundError:
+        return ""
 
 
 def _cached_nbytes(folder: Path, size: int) -> int:
@@ -433,24 +470,35 @@ def draw(out: Path) -> None:
     minutes = float(re.findall(r"soak of ([\d.]+) minutes", rows[0]["measure"])[0])
     times = [minutes * (i + 0.5) / POINTS for i in range(POINTS)]
     figure, panels = pyplot.subplots(
-        2, 1, figsize=(9, 7), sharex=True, height_ratios=(3, 2), layout="constrained"
+        3, 1, figsize=(9, 9), sharex=True, height_ratios=(3, 2, 2), layout="constrained"
     )
-    for axes, kind, words in zip(
-        panels, ("own memory", "descriptors"), ("own memory, MB", "descriptors"), strict=True
-    ):
+    kinds = {
+        "own memory": "own memory, MB",
+        "descriptors": "other descriptors",
+        "cache files open": "cache files open",
+    }
+    colours = dict(zip(_names(rows), pyplot.get_cmap("tab20").colors, strict=False))
+    for axes, (kind, words) in zip(panels, kinds.items(), strict=True):
         curves = [row for row in rows if row["measure"].startswith(f"{kind}, ")]
-        for row, colour in zip(curves, pyplot.get_cmap("tab20").colors, strict=False):
+        for row in curves:
             name = row["measure"].removeprefix(f"{kind}, ")
-            style = {"color": "0.7", "zorder": 1} if name == KILLED else {"color": colour}
+            style = {"color": "0.7", "zorder": 1} if name == KILLED else {"color": colours[name]}
             points = [(at, v) for at, v in zip(times, row["curve"], strict=True) if v is not None]
             axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2, **style)
         axes.set(ylabel=words, ylim=(0, None), xlim=(0, minutes))
         axes.grid(alpha=0.3)
     panels[0].set(title="Savers, loaders, refresher and gc beside each other on S3")
-    panels[1].set(xlabel="minutes")
+    panels[-1].set(xlabel="minutes")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(out / "soak.png", dpi=150)
     pyplot.close(figure)
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The processes."""
+    measures = [str(row["measure"]) for row in rows]
+    start = "own memory, "
+    return [m.removeprefix(start) for m in measures if m.startswith(start)]
 
 
 BENCHMARK = Benchmark("Half an hour of savers, loaders and gc beside each other on S3", run, draw)

@@ -248,6 +248,7 @@ def load_rows(task: Task, journal: Journal) -> None:
     while True:
         begun = time.monotonic()
         loader = _loader(task, task.rows, seeds)
+        journal.note("opening", objects=len(loader.open().objects))
         commits, counts = loader.version.commits, rows_of_commits(loader)
         opened = time.monotonic()
         for epoch in range(EPOCHS):

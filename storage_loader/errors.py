@@ -77,6 +77,10 @@ class BucketNotFoundError(StoreError, FileNotFoundError):
     """The bucket does not exist."""
 
 
+class FolderNotFoundError(StoreError, FileNotFoundError):
+    """The folder that a storage names does not exist."""
+
+
 class PermissionDeniedError(StoreError, PermissionError):
     """Keys are wrong or lack the permission."""
 

@@ -15,6 +15,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,8 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 import threads
+from answers import Answers, answering
+from faulty import watch
 from minio import Minio
 from minio.deleteobjects import DeleteObject
 
@@ -121,11 +124,20 @@ def _moto_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     """The name of a new, empty bucket; it goes, with all that is in it, after the test."""
-    client = s3_server.client()
+    with new_bucket(s3_server) as bucket:
+        yield bucket
+
+
+@contextmanager
+def new_bucket(server: S3Server) -> Iterator[str]:
+    """The name of a new, empty bucket, which is there while the block runs."""
+    client = server.client()
     bucket = f"storage-loader-test-{uuid.uuid4().hex[:16]}"
     client.make_bucket(bucket)
-    yield bucket
-    remove_bucket(client, bucket)
+    try:
+        yield bucket
+    finally:
+        remove_bucket(client, bucket)
 
 
 def remove_bucket(client: Minio, bucket: str) -> None:
@@ -160,6 +172,22 @@ def folder(tmp_path: Path) -> dict[str, str]:
 def memory() -> dict[str, str]:
     """Keyword arguments that put a `DataConfig` into this process's memory."""
     return {"storage": f"memory://{uuid.uuid4().hex}"}
+
+
+@pytest.fixture(params=["folder", "network"])
+def near_or_far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Keyword arguments that put a `DataConfig` into a folder, or what looks like a network."""
+    if request.param == "folder":
+        return request.getfixturevalue("folder")
+    watch(monkeypatch, local=False)
+    return request.getfixturevalue("memory")
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    """An S3 server that answers what it is told; another one for each test."""
+    with answering() as server:
+        yield server
 
 
 @pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.s3)])

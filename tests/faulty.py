@@ -159,3 +159,13 @@ class FailAt:
             place, self._seen = self._seen, self._seen + 1
         if place == self._nth or (self._onwards and place > self._nth):
             raise Injected(f"{call.verb} {call.key}: the disk is on fire")
+
+
+def fail_on(key: str) -> Hook:
+    """A hook that raises at each call on this key, unless it lists."""
+
+    def fail(call: Call) -> None:
+        if call.verb != "list" and call.key == key:
+            raise Injected(f"{call.key}: the disk is on fire")
+
+    return fail

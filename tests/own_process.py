@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -26,3 +28,22 @@ def in_processes(
         for process in processes:
             process.kill()
             process.join()
+
+
+def import_without(library: str, module: str) -> str:
+    """What the import of `module` says where the library is not installed; ours is imported."""
+    script = f"""
+import importlib, sys
+sys.modules[{library!r}] = None
+import storage_loader
+try:
+    importlib.import_module({module!r})
+except ImportError as error:
+    print(error)
+assert sys.modules[{library!r}] is None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

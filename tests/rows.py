@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from storage_loader import Attribute, DataConfig, Dataset
+from storage_loader import Attribute, DataConfig, DataSaver, Dataset
 
 ROW = "row"  # the attribute that holds the number itself
 
@@ -20,6 +20,8 @@ ATTRIBUTES = (
     Attribute(ROW, "int64"),
     Attribute("weight", "float32", (2,)),
 )
+
+WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)))  # blocks of 21 rows
 
 
 def config(storage: Mapping[str, Any], name: str = "rows", **settings: Any) -> DataConfig:
@@ -57,6 +59,18 @@ def _mixed(rows: np.ndarray, words: int, salt: np.uint64) -> np.ndarray:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
+
+
+def save_rows(
+    the_config: DataConfig, rows: int, size: int, *, commits: bool = False, **settings: Any
+) -> DataConfig:
+    """Save `rows` rows in batches of `size`; `commits`: each in a commit of its own."""
+    with DataSaver(the_config, **settings) as saver:
+        for numbers in in_batches(0, rows, size):
+            saver(make(numbers, the_config.schema))
+            if commits:
+                saver.commit()
+    return the_config
 
 
 def assert_rows(

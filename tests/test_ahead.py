@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import Call, Injected, watch
-from rows import ROW, assert_rows, config, in_batches, make, numbers_of
+from faulty import Call, Injected, fail_on, watch
+from rows import ROW, assert_rows, config, make, numbers_of, save_rows
 from threads import running
 from waiting import until
 
-from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import DataConfig, DataLoader, Dataset, save
 from storage_loader.errors import TransformError
 from storage_loader.loader import ahead
 from storage_loader.loader.ahead import Ahead, when_it_pays
@@ -34,11 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 def fill(storage: dict[str, str]) -> DataConfig:
     """Numbered rows, ten an object."""
     the_config = config(storage)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 10):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, COUNT, 10, commits=True)
 
 
 @pytest.fixture(autouse=True)
@@ -301,13 +297,7 @@ def test_an_error_of_the_store_rises_at_its_place(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     the_config = fill(memory)
-    place = Dataset(the_config).open().key(8)
-
-    def fail(call: Call) -> None:
-        if call.verb != "list" and call.key == place:
-            raise Injected(f"{call.key}: the disk is on fire")
-
-    watch(monkeypatch, local=False, before=fail)
+    watch(monkeypatch, local=False, before=fail_on(Dataset(the_config).open().key(8)))
     for index in (False, True):
         got: list[int] = []
         loader = DataLoader(

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
-from rows import ROW, config, in_batches, make, numbers_in
+from rows import ROW, config, make, numbers_in, save_rows
 from threads import running
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, save
+from storage_loader import Attribute, DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
@@ -48,10 +48,7 @@ def fill(
     storage: dict[str, Any], rows: int = ROWS, *, max_object_size: int = 8 * 2**20, **how: Any
 ) -> DataConfig:
     the_config = config(storage, attributes=LARGE, max_object_size=max_object_size, **how)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, rows, 200):
-            saver(make(numbers, LARGE))
-    return the_config
+    return save_rows(the_config, rows, 200)
 
 
 @pytest.fixture
@@ -323,7 +320,7 @@ def test_a_wrong_block_is_an_error_and_never_good(
     for _ in range(2):
         with pytest.raises(ChecksumError) as caught:
             read(one_object, cache_dir, range(count), index=index)
-        assert "attribute 'pixels', rows 28 to 35 of this object differ" in str(caught.value)
+        assert "attribute 'pixels', rows 28 to 34 of this object differ" in str(caught.value)
         assert "/objects/" in str(caught.value)
     alter(monkeypatch, lambda key, start, data: None)
     read(one_object, cache_dir, range(count), index=index)

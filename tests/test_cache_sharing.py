@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ calls = [(c.key, *r) for s in opened for c in s.calls if "/objects/" in c.key fo
 print(json.dumps([numbers, calls]))
 """
 
+Result = tuple[list[int], list[tuple[str, int, int]]]
+
 
 class Loading:
     """A process that reads all rows through a cache, once `begin` is called."""
@@ -95,7 +97,7 @@ class Loading:
         self._process.kill()
         self._process.communicate()
 
-    def result(self) -> tuple[list[int], list[tuple[str, int, int]]]:
+    def result(self) -> Result:
         """Rows in the order they came, and byte ranges of objects that were asked for."""
         output, _ = self._process.communicate(timeout=500)
         assert self._process.returncode == 0
@@ -115,6 +117,17 @@ def loading(*all_of_them: Loading) -> Iterator[None]:
             one.kill()
 
 
+def results_of(processes: Sequence[Loading]) -> list[Result]:
+    """What they read beside each other: each of them every row once."""
+    with loading(*processes):
+        for process in processes:
+            process.begin()
+        results = [process.result() for process in processes]
+    for numbers, _ in results:
+        assert sorted(numbers) == list(range(ROWS))
+    return results
+
+
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
     return tmp_path / "cache"
@@ -127,13 +140,8 @@ def test_four_processes_fetch_each_block_once(
 ) -> None:
     the_config = fill(request.getfixturevalue(place), ROWS, max_object_size=2**20)
     processes = [Loading(the_config, cache_dir, shuffle=shuffle, seed=3) for _ in range(4)]
-    with loading(*processes):
-        for process in processes:
-            process.begin()
-        results = [process.result() for process in processes]
-    for numbers, _ in results:
-        assert sorted(numbers) == list(range(ROWS))
-        assert numbers == results[0][0]
+    results = results_of(processes)
+    assert all(numbers == results[0][0] for numbers, _ in results)
     fetched = [call for _, calls in results for call in calls if call[1] < call[2]]
     whole = DataLoader(the_config).open().nbytes
     rows = ROWS * sum(a.row_nbytes for a in LARGE)
@@ -147,12 +155,7 @@ def test_four_processes_fetch_each_block_once(
 def test_different_orders_share_too(tmp_path: Path, cache_dir: Path) -> None:
     the_config = fill({"storage": str(tmp_path / "store")}, ROWS, max_object_size=2**20)
     processes = [Loading(the_config, cache_dir, shuffle="global", seed=i) for i in range(4)]
-    with loading(*processes):
-        for process in processes:
-            process.begin()
-        results = [process.result() for process in processes]
-    for numbers, _ in results:
-        assert sorted(numbers) == list(range(ROWS))
+    results = results_of(processes)
     total = sum(end - start for _, calls in results for _, start, end in calls)
     assert total <= 1.25 * DataLoader(the_config).open().nbytes
 

@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 from rows import ATTRIBUTES, config, make, stored
 
 import storage_loader
-from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, list_datasets, save
+from storage_loader import (
+    DataConfig,
+    DataLoader,
+    DataSaver,
+    Dataset,
+    commit_log,
+    list_datasets,
+    save,
+    verify_dataset,
+)
 from storage_loader.catalog import (
     Catalog,
     Commit,
@@ -34,6 +43,7 @@ from storage_loader.errors import (
     BucketNotFoundError,
     ConfigError,
     DatasetNotFoundError,
+    FolderNotFoundError,
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -705,7 +715,9 @@ def test_no_dataset_names_what_there_is(storage: dict[str, str]) -> None:
         return str(caught.value)
 
     absent = config(storage, "absent")
-    url = Catalog(absent).store.url
+    store = Catalog(absent).store
+    url = store.url
+    store.put("note.txt", b"no dataset")  # the place is there
     assert message(absent) == f"no dataset 'absent' in {url}; the storage holds no dataset"
     save(config(storage, additional={"split": "train", "version": 1}), make([1]))
     save(config(storage, additional={"split": "test", "version": 1}), make([1]))
@@ -949,6 +961,7 @@ def test_a_delete_that_stops_leaves_the_dataset_whole_or_empty(
 
 
 def test_list_datasets(storage: dict[str, str]) -> None:
+    Catalog(config(storage)).store.put("note.txt", b"no dataset")  # the place is there
     assert list_datasets(**storage) == []
     for split in ("train", "test"):
         versions_of(config(storage, "b", additional={"split": split, "n": 1}), 2)
@@ -1027,10 +1040,52 @@ def test_other_files_in_the_folder_are_ignored(folder: dict[str, str]) -> None:
 
 
 def test_list_datasets_where_nothing_is(tmp_path: Path) -> None:
-    assert list_datasets(tmp_path / "nowhere") == []
+    assert list_datasets(tmp_path) == []
     assert list_datasets() == []  # the default folder
     with pytest.raises(UnknownNameError, match="'were'; did you mean 'where'"):
         list_datasets(tmp_path, were={})  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", [None, "rows"])
+def test_list_datasets_of_a_missing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    text = f"list file://{nowhere}: there is no folder {nowhere}; check the path (a saver makes it)"
+    with pytest.raises(FolderNotFoundError) as caught:
+        list_datasets(nowhere, name=name)
+    assert str(caught.value) == text
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", str(nowhere))
+    with pytest.raises(FolderNotFoundError):
+        list_datasets(name=name)
+    nowhere.write_text("a file")
+    with pytest.raises(FolderNotFoundError, match=r"nowhere is no folder; check the path$"):
+        list_datasets(nowhere, name=name)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        lambda config: Dataset(config).open(),
+        lambda config: len(DataLoader(config)),
+        commit_log,
+        verify_dataset,
+        storage_loader.delete,
+    ],
+)
+def test_a_missing_folder_is_no_empty_storage(
+    folder: dict[str, str], reading: Callable[[DataConfig], object]
+) -> None:
+    place = Path(folder["storage"])
+    with pytest.raises(DatasetNotFoundError) as caught:
+        reading(config(folder))
+    assert str(caught.value) == (
+        f"no dataset 'rows' in file://{place}; there is no folder {place}; check the path "
+        "(a saver makes it)"
+    )
+    assert not place.exists()
+    save(config(folder), make([1]))
+    reading(config(folder))
 
 
 def test_list_datasets_of_a_missing_bucket(s3_server: Any, s3_storage: dict[str, str]) -> None:

@@ -100,6 +100,20 @@ def test_ls_without_storage_lists_the_default_one(
     assert run("ls", f"file://{filled}").stdout == run("ls", filled).stdout
 
 
+@pytest.mark.parametrize("words", [["ls"], ["info", "rows"], ["log", "rows"], ["gc", "rows"]])
+def test_a_mistyped_folder(
+    filled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    [command, *name], typo = words, f"{filled}-typo"
+    said = failing(monkeypatch, capsys, command, typo, *name)
+    assert said == (
+        f"error: list file://{typo}: there is no folder {typo}; check the path (a saver makes it)\n"
+    )
+
+
 def test_info(filled: str) -> None:
     [info] = list_datasets(filled, where={"split": "train"})
     assert run("info", filled, "rows", "--where", "split=train").stdout == (
@@ -393,7 +407,7 @@ def test_bench_interrupted_prints_what_was_measured(
                 raise KeyboardInterrupt
             return super().stats
 
-    monkeypatch.setattr("storage_loader.cli.DataLoader", Interrupted)
+    monkeypatch.setattr("storage_loader.cli.bench.DataLoader", Interrupted)
     monkeypatch.setattr("storage_loader.bench._SAMPLE_SECONDS", 0)
     result = run("bench", saved_config, "--batch-size", "10")
     assert result.exit_code == 1

@@ -93,6 +93,7 @@ def test_rm_commit(the_config: DataConfig, file: str) -> None:
     ) in result.stdout
     dropping = commit_log(the_config)[-1].id
     assert f"dropped 7 rows of rows by commit {dropping}\n" in result.stdout
+    assert run("log", file).stdout.splitlines()[-1].split()[-3:-1] == ["-", appended.id]
     assert stored(the_config) == list(range(500, 550))
     run("rm", the_config.storage, "rows", "--commit", refreshed.id, "-y")
     assert stored(the_config) == []
@@ -173,9 +174,9 @@ def test_verify_says_what_is_wrong(the_config: DataConfig, file: str) -> None:
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         f"dataset 'rows', commit {commits[3].id}, object {snapshot.objects.key(0)}, attribute "
-        "'image', rows 0 to 50: differ from their checksum",
+        "'image', rows 0 to 49: differ from their checksum",
         f"dataset 'rows', commit {commits[4].id}, object {snapshot.objects.key(1)}, attribute "
-        "'row', rows 50 to 57: differ from their checksum",
+        "'row', rows 50 to 56: differ from their checksum",
         f"57 rows in 2 objects, {snapshot.nbytes / 1024:.1f} KiB, version {snapshot.version}: "
         "2 problems",
     ]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import watch
-from rows import ATTRIBUTES, ROW, config, make, numbers_in, numbers_of
+from rows import ROW, WITH_PIXELS, config, make, numbers_in, numbers_of
 
-from storage_loader import Attribute, DataConfig, DataLoader, Dataset, save
+from storage_loader import DataConfig, DataLoader, Dataset, save
 from storage_loader.catalog import Catalog
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
@@ -22,8 +21,6 @@ from storage_loader.errors import (
     StorageLoaderError,
 )
 
-PIXELS = Attribute("pixels", "uint8", (3000,))  # blocks of 21 rows
-ALL = (*ATTRIBUTES, PIXELS)
 COUNT = 200
 DAMAGED = 2  # which object
 
@@ -41,19 +38,15 @@ if find_spec("torch") is not None:
 
 
 def saved(storage: dict[str, str]) -> DataConfig:
-    the_config = config(storage, attributes=ALL, max_object_size=2 * MIN_OBJECT_SIZE)
-    save(the_config, make(range(COUNT), ALL))
+    the_config = config(storage, attributes=WITH_PIXELS, max_object_size=2 * MIN_OBJECT_SIZE)
+    save(the_config, make(range(COUNT), WITH_PIXELS))
     return the_config
 
 
-@pytest.fixture(params=["folder", "network"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+@pytest.fixture
+def place(near_or_far: dict[str, str]) -> DataConfig:
     """Rows in several objects, in a folder that is mapped or behind a cache."""
-    name = {"folder": "folder", "network": "memory"}[request.param]
-    the_config = saved(request.getfixturevalue(name))
-    if request.param == "network":
-        watch(monkeypatch, local=False)
-    return the_config
+    return saved(near_or_far)
 
 
 @pytest.fixture(params=READERS)
@@ -70,12 +63,18 @@ def change(the_config: DataConfig, damage: Callable[[bytes], bytes]) -> str:
     return key
 
 
+REMEDY = (
+    "`storage-loader verify` lists all that is damaged; bring the object back from a copy, save "
+    "its rows anew, or read them as they are with verify=False"
+)
+
+
 def needing(the_config: DataConfig) -> str:
     """What an error says that cannot be read without the damaged object."""
     snapshot = Dataset(the_config).open()
     first, stop = snapshot.starts[DAMAGED : DAMAGED + 2]
     return (
-        f"attributes {', '.join(repr(a.name) for a in ALL)}, rows {first} to {stop} "
+        f"attributes {', '.join(repr(a.name) for a in WITH_PIXELS)}, rows {first} to {stop - 1} "
         f"of dataset {the_config.dataset_prefix}, commit {snapshot.version.commits[0]}"
     )
 
@@ -87,7 +86,7 @@ def flip(offset: int) -> Callable[[bytes], bytes]:
     return damage
 
 
-@pytest.mark.parametrize("name", [a.name for a in ALL])
+@pytest.mark.parametrize("name", [a.name for a in WITH_PIXELS])
 def test_a_flipped_bit_in_rows_is_a_checksum_error(
     place: DataConfig, read: Callable[[DataConfig], list[Any]], name: str
 ) -> None:
@@ -102,15 +101,15 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     snapshot = Dataset(place).open()
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
-        f"{url}/{key}: attribute '{name}', rows {first} to {column.rows} of this object differ "
+        f"{url}/{key}: attribute '{name}', rows {first} to {column.rows - 1} of this object differ "
         "from their checksum; the object was altered or damaged after it was saved; they are rows "
-        f"{start + first} to {start + column.rows} of dataset {place.dataset_prefix}, "
-        f"commit {snapshot.version.commits[0]}"
+        f"{start + first} to {start + column.rows - 1} of dataset {place.dataset_prefix}, "
+        f"commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
     change(place, flip(column.offset + row * column.row_nbytes))
     for batch in DataLoader(place, batch_size=COUNT):
-        assert numbers_of(batch, ALL) == list(range(COUNT))
+        assert numbers_of(batch, WITH_PIXELS) == list(range(COUNT))
 
 
 def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
@@ -123,10 +122,10 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
     assert str(caught.value) == (
         f"{Catalog(place).store.url}/{key}: the checksum table differs from its own checksum in "
         "the commit; the object was altered or damaged after it was saved, and nothing can be "
-        f"verified of {needing(place)}"
+        f"verified of {needing(place)}; {REMEDY}"
     )
     change(place, flip(start + 3))
-    assert numbers_in(DataLoader(place, batch_size=10), ALL) == list(range(COUNT))
+    assert numbers_in(DataLoader(place, batch_size=10), WITH_PIXELS) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, -1])
@@ -158,8 +157,9 @@ def test_rows_of_other_blocks_are_still_read(place: DataConfig) -> None:
     start = int(snapshot.starts[DAMAGED])
     dataset = Dataset(place)
     fine = [0, start + column.block_rows, start + column.rows - 1, COUNT - 1]
-    assert numbers_of(dataset[fine], ALL) == fine
-    with pytest.raises(ChecksumError, match=f"'pixels', rows 0 to {column.block_rows} of this"):
+    assert numbers_of(dataset[fine], WITH_PIXELS) == fine
+    wrong = f"'pixels', rows 0 to {column.block_rows - 1} of this"
+    with pytest.raises(ChecksumError, match=wrong):
         dataset[start]
     small = Dataset(place, attributes=[ROW])
     assert small[:][ROW].tolist() == list(range(COUNT))
@@ -184,10 +184,10 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
     offset = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"].offset
 
     def read() -> list[int]:
-        return numbers_in(DataLoader(the_config, batch_size=10, index=index), ALL)
+        return numbers_in(DataLoader(the_config, batch_size=10, index=index), WITH_PIXELS)
 
     key = change(the_config, flip(offset))
-    with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 21 "):
+    with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 20 "):
         read()
     change(the_config, lambda body: body[: offset + 5000])
     with pytest.raises(FormatError, match=key) as caught:
@@ -215,7 +215,7 @@ def test_a_loader_verifies_a_folders_objects_once(
     monkeypatch.setattr(blocks, "xxh3", counted)
     loader = DataLoader(the_config, batch_size=9, shuffle=True)
     list(loader)
-    stored = sum(a.row_nbytes for a in ALL) * COUNT
+    stored = sum(a.row_nbytes for a in WITH_PIXELS) * COUNT
     assert stored <= sum(hashed) < stored * 1.01
     hashed.clear()
     list(loader)
@@ -229,7 +229,7 @@ def test_without_verification_a_folders_rows_come_as_they_are(
     column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
     first = int(Dataset(the_config).open().starts[DAMAGED])
     change(the_config, flip(column.offset))
-    right = make(range(COUNT), ALL)["pixels"]
+    right = make(range(COUNT), WITH_PIXELS)["pixels"]
     monkeypatch.setattr("storage_loader.loader.blocks.xxh3", lambda data: pytest.fail("hashed"))
     dataset = Dataset(the_config, verify=False)
     [loaded] = DataLoader(the_config, batch_size=COUNT, verify=False)
@@ -242,7 +242,7 @@ def test_worker_processes_verify_too(folder: dict[str, str]) -> None:
     the_config = saved(folder)
     column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
     change(the_config, flip(column.offset))
-    with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 21 of this object"):
+    with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 20 of this object"):
         list(DataLoader(the_config, batch_size=10, num_workers=1))
     assert len(list(DataLoader(the_config, batch_size=10, num_workers=1, verify=False))) == 20
 

@@ -97,8 +97,8 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
     assert wrong.seen >= 2
     key = DataLoader(one_object).open().key(0)
     named = {
-        "a row": "attribute 'pixels', rows 28 to 35 of this object differ",
-        "a small column": "attribute 'row', rows 0 to 400 of this object differ",
+        "a row": "attribute 'pixels', rows 28 to 34 of this object differ",
+        "a small column": "attribute 'row', rows 0 to 399 of this object differ",
         "the table": "the checksum table differs",
     }[what]
     assert f"{key}: {named}" in str(caught.value)
@@ -223,8 +223,9 @@ def test_what_is_lost_is_asked_for_once_more_and_then_named(
         rows_of(loader_of(one_object, tmp_path / "other cache", path, threads=1))
     snapshot = DataLoader(one_object).open()
     assert str(caught.value) == (
-        f"{verb} {snapshot.key(0)}: not all is there; it holds attributes 'pixels', 'row', rows 0 "
-        f"to {ROWS} of dataset {one_object.dataset_prefix}, commit {snapshot.version.commits[0]}"
+        f"{verb} {snapshot.key(0)}: not all is there; it holds attributes 'pixels', 'row', rows "
+        f"0 to {ROWS - 1} of dataset {one_object.dataset_prefix}, commit "
+        f"{snapshot.version.commits[0]}"
     )
 
 

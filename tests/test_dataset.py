@@ -14,7 +14,7 @@ import pytest
 from faulty import WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_in
+from rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_in, save_rows
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
@@ -41,10 +41,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
         attributes=attributes,
         max_object_size=MIN_OBJECT_SIZE,
     )
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 30):
-            saver(make(numbers, attributes))
-            saver.commit()
+    save_rows(the_config, COUNT, 30, commits=True)
     assert len(Dataset(the_config).open().objects) > 12
     return the_config
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rows import ROW, config, in_batches, make
+from rows import ROW, config, in_batches, make, save_rows
 
 from storage_loader import DataConfig, DataLoader, DataSaver, save
 from storage_loader.config import MIN_OBJECT_SIZE
@@ -112,11 +112,7 @@ def start(ranks: list[Rank], the_config: DataConfig, job: str) -> None:
 
 def fill(storage: dict[str, str], rows: int = COUNT) -> DataConfig:
     the_config = config(storage, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, rows, 100):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, rows, 100, commits=True)
 
 
 TRAIN = """
@@ -173,7 +169,7 @@ def test_ranks_train_an_epoch_while_rows_are_appended(
 
 
 ONE_VERSION = """
-import storage_loader.torch.distributed as ours
+import storage_loader.loader.peers as ours
 catalog = ours.Catalog
 
 class Slow(catalog):

@@ -217,6 +217,23 @@ def test_no_commit_goes_before_an_earlier_one_that_it_keeps_replaced() -> None:
     ]
 
 
+def test_a_drop_goes_once_it_keeps_nothing_from_being_live() -> None:
+    drop = {**published(A, 9999, (ONE,)), **published(B, 9999), **published(C, 200, (), [A, C])}
+    assert live_of(drop) == [B]
+    goes = [("commit", f"metadata/{A}.json"), ("commit", f"metadata/{C}.json"), ("object", ONE)]
+    assert planned({ONE: 9999}, drop) == (goes, [])
+    assert planned({ONE: 9999}, {**drop, **published(C, 100, (), [A, C])}) == ([], [])
+    # A killed collection took what it dropped; or a refresh of that time is void by it.
+    del drop[A]
+    assert planned({}, drop)[0] == [("commit", f"metadata/{C}.json")]
+    late = CommitId(C.seq, "v", 0)  # had not listed the drop, and was stored after it
+    drop.update(published(late, 100, (OTHER,), [A, B]))
+    assert live_of(drop) == [B]
+    assert [key for _, key in planned({OTHER: 9999}, drop)[0]] == [
+        f"metadata/{late}.json", f"metadata/{C}.json", OTHER
+    ]  # fmt: skip
+
+
 @dataclass
 class History:
     """Commits as real savers publish them, one an hour, each after it had listed some before."""
@@ -237,7 +254,8 @@ def histories(draw: st.DrawFn) -> History:
             due.setdefault(step + wait, []).append((step, action, sorted(made.commits)))
         for number, action, seen in due.pop(step, []):
             new = CommitId(seen[-1].seq + 1 if seen else 1, f"w{number}", 0)
-            replaces = {"append": [], "refresh": seen, "drop": seen[-1:]}[action]
+            dropped = [*seen[-1:], new] if seen else []
+            replaces = {"append": [], "refresh": seen, "drop": dropped}[action]
             keys = () if action == "drop" else (f"objects/w{number}/{number:x}-000000.h5",)
             hours = 300 - 12 * step
             made.commits.update(published(new, hours, keys, replaces))
@@ -387,7 +405,10 @@ def fill(the_config: DataConfig, ages: Ages) -> Place:
     # Replaced long ago: by a refresh that is replaced itself, by one that is not for so long.
     garbage |= old(saved(rows=range(10))) | old(saved(rows=range(10, 20), refresh=True))
     kept |= old(saved(rows=range(20, 30), refresh=True))
-    # An append that was dropped a moment ago, one that stays.
+    # An append that was dropped long ago, one that was a moment ago, one that stays.
+    garbage |= old(new_keys(the_config, lambda: save(the_config, make(range(60, 65)))))
+    dropped = Dataset(the_config).version.commits[-1]
+    garbage |= old(new_keys(the_config, lambda: drop_commit(the_config, dropped)))
     kept |= saved(rows=range(30, 40))
     kept |= new_keys(the_config, lambda: drop_commit(the_config, versions[-1].commits[-1]))
     kept |= saved(rows=range(40, 45))
@@ -463,6 +484,10 @@ def test_what_remains_can_be_read_row_by_row(place: Place) -> None:
     place.collect()
     with pytest.raises(VersionNotFoundError):
         stored_at(place.config, appended)
+    assert stored_at(place.config, last) == ROWS
+    assert {key for key in place.keys if key.startswith("metadata/0")} == {
+        f"metadata/{i}.json" for i in last.commits
+    }
     place.check()
 
 

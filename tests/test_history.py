@@ -158,7 +158,9 @@ def test_a_dropped_commits_rows_are_gone_and_no_others(storage: dict[str, str], 
     rows = [n for part in range(3) if part != place for n in range(10 * part, 10 * part + 5)]
     assert stored(the_config) == rows
     assert commit_log(the_config)[-1].id == dropping
-    assert commit_log(the_config)[-1].replaces == (ids[place],)
+    assert commit_log(the_config)[-1].replaces == (ids[place], dropping)
+    assert Dataset(the_config).version.commits == tuple(i for i in ids if i != ids[place])
+    assert Dataset(the_config, version=dropping)[:]["row"].tolist() == rows
     # What was before can be read.
     everything = [n for part in range(3) for n in range(10 * part, 10 * part + 5)]
     assert pinned[:]["row"].tolist() == everything
@@ -193,6 +195,39 @@ def test_a_loader_at_what_was_dropped_is_told_when_it_is_gone(
     assert stored(the_config) == list(range(5))
 
 
+def test_nothing_is_left_of_drops_and_what_is_at_the_newest_version_goes_on(
+    storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the drops were the last commits, and others are saved afterwards."""
+    the_config, ages = config(storage), Ages()
+    for number in range(4):
+        save(the_config, make(range(10 * number, 10 * number + 5)))
+    ids = ids_of(the_config)
+    for dropped in (ids[1], ids[3]):
+        drop_commit(the_config, dropped)
+    rows = [*range(5), *range(20, 25)]
+    loader = DataLoader(the_config, batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    ages.update({info.key: OLD for info in open_store(the_config).list()})
+    age(monkeypatch, ages)
+    collect_garbage(the_config)
+    assert [c.id for c in commit_log(the_config)] == [ids[0], ids[2]]
+    assert stored(the_config) == rows
+    resumed = DataLoader(the_config, batch_size=20)
+    resumed.load_state_dict(state)
+    assert [b["row"].tolist() for b in resumed] == [rows[2:]]
+    with DataSaver(the_config, writer="named") as saver:
+        saver(make([70]))
+        saver.commit()
+        saver(make([71]))
+    save(the_config, make([72]))
+    assert stored(the_config) == [*rows, 70, 71, 72]
+    drop_commit(the_config, ids_of(the_config)[-1])
+    save(the_config, make([80]), refresh=True)
+    assert stored(the_config) == [80]
+
+
 def test_what_a_dropped_refresh_replaced_stays_replaced(memory: dict[str, str]) -> None:
     the_config = config(memory)
     save(the_config, make(range(5)))
@@ -207,7 +242,8 @@ def test_all_commits_dropped_is_an_empty_dataset(memory: dict[str, str]) -> None
     save(the_config, make(range(5)))
     dropping = drop_commit(the_config, *ids_of(the_config))
     assert stored(the_config) == []
-    drop_commit(the_config, dropping)  # which brings nothing back
+    with pytest.raises(VersionNotFoundError, match="has no rows: it is not in the newest version"):
+        drop_commit(the_config, dropping)
     assert stored(the_config) == []
     save(the_config, make(range(2)), refresh=True)
     assert stored(the_config) == [0, 1]

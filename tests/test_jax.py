@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from own_process import in_processes
+from own_process import import_without, in_processes
 from rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_in
 from test_examples import EXAMPLES, run
 from waiting import until
@@ -300,25 +298,40 @@ def test_wrong_settings_are_named(memory: dict[str, str]) -> None:
     assert numbers_in(map(as_numpy, DataLoader(the_config, sharding=one))) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_batches_come_where_the_user_forbids_implicit_transfers(
+    memory: dict[str, str], sharded: bool
+) -> None:
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if sharded else None
+    loader = DataLoader(fill(memory), batch_size=10, sharding=one)
+    with jax.transfer_guard_host_to_device("disallow"):
+        batches = list(loader)
+    assert numbers_in(map(as_numpy, batches)) == list(range(COUNT))
+    assert {array.committed for batch in batches for array in batch.values()} == {sharded}
+
+
+def test_a_scalar_of_transform_is_placed_by_a_sharding(memory: dict[str, str]) -> None:
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    loader = DataLoader(
+        fill(memory),
+        batch_size=10,
+        sharding=one,
+        transform=lambda batch: {"sum": batch[ROW].sum(), "mean": np.array(0.5), ROW: batch[ROW]},
+    )
+    for batch in loader:
+        assert int(batch["sum"]) == int(np.asarray(batch[ROW]).sum())
+        assert batch["mean"].shape == batch["sum"].shape == ()
+        assert batch["mean"].sharding == batch["sum"].sharding == one
+
+
 def test_the_example_learns_digits() -> None:
     run(example=EXAMPLES / "digits_jax.py")
 
 
 def test_without_jax_the_import_says_what_to_install() -> None:
-    script = """
-import sys
-sys.modules["jax"] = None
-try:
-    import storage_loader.jax
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.strip() == (
+    assert import_without("jax", "storage_loader.jax") == (
         "storage_loader.jax needs JAX: pip install 'storage-loader[jax]'"
-    ), done.stderr
+    )
 
 
 # Several devices
@@ -395,7 +408,9 @@ def of_two_processes(the_config: DataConfig, address: str, rank: int) -> None:
         settings = {"batch_size": 12, "shuffle": shuffle, "last_batch": "drop"}
         loader = DataLoader(the_config, sharding=sharding, **settings)
         alone = DataLoader(the_config, rank=rank, world_size=2, **settings)
-        for batch, own in zip(loader, alone, strict=True):
+        with jax.transfer_guard_host_to_device("disallow"):
+            batches = list(loader)
+        for batch, own in zip(batches, alone, strict=True):
             assert batch["image"].shape == (24, 3, 5)
             assert batch["image"].sharding == sharding
             for name, array in batch.items():
@@ -421,13 +436,13 @@ def of_two_processes(the_config: DataConfig, address: str, rank: int) -> None:
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     else:
-        from storage_loader.jax import distributed
+        from storage_loader.loader import peers
 
-        class Late(distributed.Catalog):
+        class Late(peers.Catalog):
             def snapshot(self, *arguments: Any) -> Any:
                 raise AssertionError("only process 0 asks for the newest version")
 
-        distributed.Catalog = Late
+        peers.Catalog = Late
         first = DataLoader(changing).version
         multihost_utils.sync_global_devices("seen")
     hashes = multihost_utils.process_allgather(np.array([int(first.hash[:7], 16)], np.int32))

@@ -9,7 +9,13 @@ import pytest
 
 from storage_loader import DataConfig, DataLoader, DataSaver, errors
 from storage_loader.errors import ConfigError, StorageLoaderError, UnknownNameError
-from storage_loader.keywords import checked_keywords, nearest, reject_unknown
+from storage_loader.keywords import (
+    _MEANT,
+    checked_keywords,
+    checked_settings,
+    nearest,
+    reject_unknown,
+)
 
 
 @checked_keywords
@@ -24,10 +30,17 @@ class Brush:
         self.width = width
 
 
+@checked_settings(paint)
+def frame(*, glass: bool = True, **settings: int) -> tuple[str, int]:
+    """A function that hands on what is not its own."""
+    return paint("red", **settings)
+
+
 def test_known_keywords_pass() -> None:
     assert paint("red", width=2) == ("red", 2)
     assert paint(color="red") == ("red", 1)
     assert Brush(width=3).width == 3
+    assert frame(glass=False, width=2) == ("red", 2)
     assert paint.__name__ == "paint"
     assert list(inspect.signature(paint).parameters) == ["color", "width"]
 
@@ -38,6 +51,12 @@ def test_known_keywords_pass() -> None:
         (lambda: paint("red", widht=2), "unknown paint keyword 'widht'; did you mean 'width'?"),
         (lambda: paint(colour="red"), "unknown paint keyword 'colour'; did you mean 'color'?"),
         (lambda: paint("x", zzz=1), "unknown paint keyword 'zzz'; valid: 'color', 'width'"),
+        (lambda: frame(widht=2), "unknown frame keyword 'widht'; did you mean 'width'?"),
+        (lambda: frame(gloss=2), "unknown frame keyword 'gloss'; did you mean 'glass'?"),
+        (
+            lambda: frame(settings=2),
+            "unknown frame keyword 'settings'; valid: 'color', 'glass', 'width'",
+        ),
         (lambda: Brush(wdth=1), "unknown Brush keyword 'wdth'; did you mean 'width'?"),
         (lambda: Brush(self=1), "unknown Brush keyword 'self'; valid: 'width'"),
     ],
@@ -96,6 +115,7 @@ ERRORS = [e for _, e in inspect.getmembers(errors, inspect.isclass)]
         (errors.ObjectNotFoundError, FileNotFoundError),
         (errors.ObjectExistsError, FileExistsError),
         (errors.BucketNotFoundError, FileNotFoundError),
+        (errors.FolderNotFoundError, FileNotFoundError),
         (errors.PermissionDeniedError, PermissionError),
         (errors.StoreConnectionError, ConnectionError),
         (errors.StoreTimeoutError, TimeoutError),
@@ -109,6 +129,42 @@ def test_each_error_is_a_standard_one_too(error: type, standard: type) -> None:
 
 def test_every_error_is_in_the_tree() -> None:
     assert all(issubclass(e, StorageLoaderError) for e in ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bucket", "did you mean storage='s3://bucket/prefix'?"),
+        ("path", "did you mean 'storage'?"),
+        ("endpoint_url", "did you mean 'endpoint'?"),
+        ("aws_secret_access_key", "did you mean 'secret_key'?"),
+        ("name", "did you mean 'dataset_name'?"),
+        ("columns", "did you mean 'attributes'?"),
+    ],
+)
+def test_what_others_call_it_names_what_it_is_called_here(name: str, hint: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        DataConfig("guesses", **{name: "x"})
+    assert str(caught.value) == f"unknown DataConfig keyword {name!r}; {hint}"
+
+
+def test_what_others_call_it_is_no_hint_where_there_is_no_such_thing() -> None:
+    assert not {name for name in _MEANT if name in inspect.signature(DataConfig).parameters}
+    with pytest.raises(UnknownNameError, match=r"unknown key 'bucket'; valid: 'a'$"):
+        reject_unknown(["bucket"], ["a"], what="key")
+
+
+def test_a_loader_of_arrays_points_to_those_that_know_devices(memory: dict[str, str]) -> None:
+    config = DataConfig("devices", **memory)
+    for name, module in (("device", "torch"), ("sharding", "jax")):
+        with pytest.raises(UnknownNameError) as caught:
+            DataLoader(config, **{name: "cuda:0"})
+        assert str(caught.value) == (
+            f"unknown DataLoader keyword {name!r}; storage_loader.{module}.DataLoader takes it"
+        )
+    valid = ["device", "seed"]  # as in the torch module
+    with pytest.raises(UnknownNameError, match=r"'sharding'; did you mean 'device'\?$"):
+        reject_unknown(["sharding"], valid, what="DataLoader keyword")
 
 
 @pytest.mark.parametrize("value", ["false", "no", 0, 1, None])

@@ -11,10 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import Call, FailAt, Injected, WatchedStore, watch
+from faulty import Call, FailAt, Injected, WatchedStore, fail_on, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_in, numbers_of
+from rows import (
+    ATTRIBUTES,
+    ROW,
+    assert_rows,
+    config,
+    in_batches,
+    make,
+    numbers_in,
+    numbers_of,
+    save_rows,
+)
 from threads import running
 from waiting import until
 
@@ -35,11 +45,7 @@ WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (9000,)))  # 7 rows an 
 def fill(storage: dict[str, str], rows: int = COUNT) -> DataConfig:
     """Numbered rows in many small objects of several commits."""
     the_config = config(storage, attributes=WITH_PIXELS, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config, refresh=True) as saver:
-        for numbers in in_batches(0, rows, 30):
-            saver(make(numbers, WITH_PIXELS))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, rows, 30, commits=True, refresh=True)
 
 
 @pytest.fixture(scope="module")
@@ -639,13 +645,7 @@ def test_an_error_of_the_store_reaches_the_caller(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, index: bool, tmp_path: Path
 ) -> None:
     the_config = fill(memory)
-    place = Dataset(the_config).open().key(8)
-
-    def fail(call: Call) -> None:
-        if call.verb != "list" and call.key == place:
-            raise Injected(f"{call.key}: the disk is on fire")
-
-    watch(monkeypatch, local=False, before=fail)
+    watch(monkeypatch, local=False, before=fail_on(Dataset(the_config).open().key(8)))
     seen: list[int] = []
     loader = DataLoader(the_config, batch_size=1, index=index, cache_dir=tmp_path)
     with pytest.raises(Injected, match="the disk is on fire"):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import ROW, config, in_batches, make
+from rows import ROW, config, save_rows
 from test_cache_files import fill
 from waiting import until
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
+from storage_loader import Attribute, DataConfig, DataLoader
 
 MIB = 2**20
 
@@ -117,9 +117,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> list[DataConfig]:
     for rows in (100, 2000):
         storage = {"storage": str(tmp_path_factory.mktemp("memory"))}
         configs.append(config(storage, attributes=WIDE, max_object_size=16 * MIB))
-        with DataSaver(configs[-1]) as saver:
-            for numbers in in_batches(0, rows, 100):
-                saver(make(numbers, WIDE))
+        save_rows(configs[-1], rows, 100)
     return configs
 
 
@@ -187,9 +185,7 @@ def two_thousand(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     attributes = (Attribute("pixels", "uint8", (33_000,)), Attribute(ROW, "int64"))
     storage = {"storage": str(tmp_path_factory.mktemp("many"))}
     the_config = config(storage, attributes=attributes, max_object_size=2**16)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, 2000, 500):
-            saver(make(numbers, attributes))
+    save_rows(the_config, 2000, 500)
     assert len(DataLoader(the_config).open().objects) == 2000
     return the_config
 

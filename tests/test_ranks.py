@@ -11,7 +11,7 @@ import pytest
 from faulty import WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make
+from rows import ATTRIBUTES, ROW, assert_rows, config, make, save_rows
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, split
 from storage_loader.config import MIN_OBJECT_SIZE
@@ -31,11 +31,7 @@ def fill(
 ) -> DataConfig:
     """Numbered rows in several objects and two commits."""
     the_config = config(storage, attributes=attributes, max_object_size=max_object_size)
-    with DataSaver(the_config, refresh=True) as saver:
-        for numbers in in_batches(0, rows, max(1, -(-rows // 2))):
-            saver(make(numbers, attributes))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, rows, max(1, -(-rows // 2)), commits=True, refresh=True)
 
 
 _filled: dict[int, DataConfig] = {}

@@ -15,7 +15,7 @@ import pytest
 from faulty import watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, config, in_batches, make, numbers_in, numbers_of
+from rows import ATTRIBUTES, ROW, config, make, numbers_in, numbers_of, save_rows
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, save
 from storage_loader.catalog import Catalog
@@ -35,11 +35,7 @@ ORDER: dict[str, Any] = {"seed": 3, "block": 4, "window": 16}
 
 def fill(storage: dict[str, str], rows: int = COUNT, name: str = "rows") -> DataConfig:
     the_config = config(storage, name, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, rows, 20):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, rows, 20, commits=True)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from answers import OBJECT, Answer, Answers, Request, answering, error
+from answers import OBJECT, Answer, Answers, Request, error
 from hypothesis import given
 from hypothesis import strategies as st
 from places import CLIENTS
@@ -445,12 +445,6 @@ def test_timeout_and_deadline_are_settings() -> None:
 
 
 # Both clients
-
-
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    with answering() as server:
-        yield server
 
 
 def place(answers: Answers, **settings: Any) -> S3Place:

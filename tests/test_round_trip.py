@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ROW, assert_rows, in_batches, make
+from rows import ROW, assert_rows, make, save_rows
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
@@ -179,9 +179,7 @@ def test_row_counts_around_an_object(storage: dict[str, str], rows: int) -> None
 @settings(max_examples=10)
 def test_any_number_of_rows_in_batches_of_any_size(rows: int, size: int) -> None:
     config = mixed({"storage": f"memory://{uuid.uuid4().hex}"})
-    with DataSaver(config, refresh=True) as saver:
-        for numbers in in_batches(0, rows, size):
-            saver(make(numbers, MIXED))
+    save_rows(config, rows, size, refresh=True)
     ways = [w for w in WAYS if w in (dataset, loader, index_loader, torch_loader, plain_h5py)]
     assert_all_there(config, rows, MIXED, ways)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from answers import OBJECT, Answer, Answers, answering, error
+from answers import OBJECT, Answer, Answers, error
 from conftest import S3Server, remove_bucket
 from places import CLIENTS, s3_place
 
@@ -57,18 +57,10 @@ def named(verb: str, place: S3Place) -> str:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own AWS settings."""
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "ENDPOINT_URL"):
-        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    """Nothing of the machine's own AWS files."""
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    with answering() as server:
-        yield server
 
 
 @pytest.fixture
@@ -330,11 +322,47 @@ def test_the_host_is_down(
             )
 
 
+def parts_of(raised: BaseException) -> list[list[str]]:
+    """The lines of each error that a traceback shows, the first cause first."""
+    told = "".join(traceback.format_exception(raised))
+    parts = told.split("\nThe above exception was the direct cause of the following exception:\n")
+    return [part.strip().splitlines() for part in parts]
+
+
+def test_a_traceback_shows_causes_in_a_line_each(client: Callable[[S3Place], Store]) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        place = S3Place("bucket", "", endpoint, "r", ACCESS, SECRET)
+        with pytest.raises(StoreConnectionError) as caught:
+            RetriedStore(client(place), deadline=0.3).get(KEY)
+    [[first], [last], final] = parts_of(caught.value)
+    assert "onnection refused" in first
+    assert last == f"storage_loader.errors.StoreConnectionError: {caught.value.__cause__}"
+    assert final[-1].startswith(f"{last}; gave up after ")
+    assert named("get", place) in last
+
+
+def test_a_refusal_shows_the_servers_answer_in_a_line(
+    answers: Answers, place: S3Place, client: Callable[[S3Place], Store]
+) -> None:
+    code = "SignatureDoesNotMatch"
+    answers.always(error(403, code, "<Detail>of the server\nitself</Detail>"))
+    with pytest.raises(PermissionDeniedError) as caught:
+        RetriedStore(client(place), deadline=60).get(KEY)
+    [[answer], final] = parts_of(caught.value)
+    assert code in answer
+    assert final[-1].endswith(f"{named('get', place)}{REFUSED.format(code=code)}")
+
+
 def test_the_host_has_no_address(
     client: Callable[[S3Place], Store], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = S3Place("bucket", "", "http://no-such-host.invalid:9000", "r", ACCESS, SECRET)
-    text = "no connection; is the server running, and is the endpoint right?"
+    text = (
+        "the server's name was not found; check the endpoint's spelling, and that this machine "
+        "can look it up"
+    )
     for verb in ("get", "put", "list"):
         fails(
             lambda verb=verb: VERBS[verb](client(place)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from answers import OBJECT, Answer, Answers, Request, answering, error
+from answers import OBJECT, Answer, Answers, Request, error
 from places import CLIENTS
 
 from storage_loader.errors import StoreError
@@ -35,15 +35,9 @@ def asked_ranges(answers: Answers) -> list[tuple[int, int]]:
     return sorted((int(a[1]), int(a[2]) + 1) for a in asked if a)
 
 
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    with answering() as server:
-        server.answer = serve
-        yield server
-
-
 @pytest.fixture(params=["obstore", "minio"])
 def store(request: pytest.FixtureRequest, answers: Answers) -> Store:
+    answers.answer = serve
     return CLIENTS[request.param](
         S3Place("bucket", "p", answers.endpoint, "us-east-1", "access", "secret")
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import S3Server, remove_bucket
+from conftest import S3Server, new_bucket
 from places import CLIENTS, folder_store, s3_place
 
 from storage_loader.errors import ObjectExistsError, ObjectNotFoundError, StoreError
@@ -53,11 +53,8 @@ REFUSED = ["", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/..", "a/./b", "a\n
 @pytest.fixture(scope="module")
 def contract_bucket(s3_server: S3Server) -> Iterator[str]:
     """One bucket for the module: each test has a prefix of its own in it."""
-    client = s3_server.client()
-    bucket = f"storage-loader-test-{uuid.uuid4().hex[:16]}"
-    client.make_bucket(bucket)
-    yield bucket
-    remove_bucket(client, bucket)
+    with new_bucket(s3_server) as bucket:
+        yield bucket
 
 
 @pytest.fixture(params=KINDS)

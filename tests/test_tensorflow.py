@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from own_process import in_processes
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_in
+from own_process import import_without, in_processes
+from rows import ROW, WITH_PIXELS, assert_rows, config, make, numbers_in, save_rows
 from test_examples import EXAMPLES, run
 from threads import running
 
 import storage_loader
-from storage_loader import Attribute, DataConfig, DataSaver, save
+from storage_loader import Attribute, DataConfig, save
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     ConfigError,
@@ -32,16 +30,12 @@ tf = pytest.importorskip("tensorflow")
 
 from storage_loader.tensorflow import DataLoader, as_tensor  # noqa: E402
 
-WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)))
 COUNT = 103
 
 
 def fill(storage: dict[str, str], rows: int = COUNT) -> DataConfig:
     the_config = config(storage, attributes=WITH_PIXELS, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, rows, 40):
-            saver(make(numbers, WITH_PIXELS))
-    return the_config
+    return save_rows(the_config, rows, 40)
 
 
 def as_numpy(batch: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -400,17 +394,6 @@ def test_the_example_learns_digits() -> None:
 
 
 def test_without_tensorflow_the_import_says_what_to_install() -> None:
-    script = """
-import sys
-sys.modules["tensorflow"] = None
-try:
-    import storage_loader.tensorflow
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.strip() == (
+    assert import_without("tensorflow", "storage_loader.tensorflow") == (
         "storage_loader.tensorflow needs TensorFlow: pip install 'storage-loader[tensorflow]'"
-    ), done.stderr
+    )

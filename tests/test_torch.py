@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_of, stored
+from own_process import import_without
+from rows import (
+    ROW,
+    WITH_PIXELS,
+    assert_rows,
+    config,
+    make,
+    numbers_of,
+    save_rows,
+    stored,
+)
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
@@ -24,7 +34,6 @@ from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader, Dataset, as_tensor, gather
 
-WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)))
 COUNT = 103
 
 
@@ -39,10 +48,7 @@ def as_numpy(batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 def fill(storage: dict[str, str], rows: int = COUNT) -> DataConfig:
     the_config = config(storage, attributes=WITH_PIXELS, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, rows, 40):
-            saver(make(numbers, WITH_PIXELS))
-    return the_config
+    return save_rows(the_config, rows, 40)
 
 
 # Tensors
@@ -330,21 +336,7 @@ def test_a_pickled_dataset_carries_its_version(folder: dict[str, str]) -> None:
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:
-    script = """
-import sys
-sys.modules["torch"] = None
-import storage_loader
-try:
-    import storage_loader.torch
-except ImportError as error:
-    print(error)
-assert "torch" not in [name for name in sys.modules if sys.modules[name] is not None]
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (
+    assert import_without("torch", "storage_loader.torch") == (
         "storage_loader.torch needs PyTorch: pip install 'storage-loader[torch]'"
     )
 

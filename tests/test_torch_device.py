@@ -22,7 +22,7 @@ import transforms
 from fake_cuda import FakeCuda, patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, ROW, assert_rows, config, in_batches, make, numbers_of
+from rows import ROW, WITH_PIXELS, assert_rows, config, make, numbers_of, save_rows
 from threads import running
 from waiting import until
 
@@ -36,7 +36,7 @@ from storage_loader.torch import DataLoader
 from storage_loader.torch.device import Cuda
 from storage_loader.torch.ring import LAG, SLOTS, Slot, room_for
 
-ROWS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)), Attribute("tile", "float32", (16, 32)))
+ROWS = (*WITH_PIXELS, Attribute("tile", "float32", (16, 32)))
 COUNT = 203
 DELAY = 2e-3  # seconds: of the stand-in's streams
 
@@ -48,10 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 def fill(storage: dict[str, str]) -> DataConfig:
     the_config = config(storage, attributes=ROWS, max_object_size=MIN_OBJECT_SIZE)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 50):
-            saver(make(numbers, ROWS))
-    return the_config
+    return save_rows(the_config, COUNT, 50)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ROW, config, in_batches, make, numbers_of
+from rows import ROW, config, make, numbers_of, save_rows
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import storage_loader
-from storage_loader import DataConfig, DataSaver, save
+from storage_loader import DataConfig, save
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
 from storage_loader.loader.partition import LAST_BATCH, Partition
@@ -38,11 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     the_config = config(
         {"storage": str(tmp_path_factory.mktemp("iterable"))}, max_object_size=MIN_OBJECT_SIZE
     )
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 40):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, COUNT, 40, commits=True)
 
 
 @pytest.fixture(autouse=True)

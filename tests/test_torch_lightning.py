@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import ROW, config, in_batches, make
+from rows import ROW, config, save_rows
 
-from storage_loader import DataConfig, DataLoader, DataSaver
+from storage_loader import DataConfig, DataLoader
 
 COUNT = 103
 SCRIPT = Path(__file__).with_name("lightning_run.py")
@@ -23,11 +23,7 @@ ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 @pytest.fixture
 def saved(folder: dict[str, str]) -> DataConfig:
     the_config = config(folder)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 40):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return save_rows(the_config, COUNT, 40, commits=True)
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ATTRIBUTES, config, make
+from rows import ATTRIBUTES, WITH_PIXELS, config, make
 from threads import running
 
 from storage_loader import (
@@ -38,9 +38,8 @@ from storage_loader.hdf5 import header_problems, template
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import open_store, xxh3
 
-PIXELS = Attribute("pixels", "uint8", (3000,))  # blocks of 21 rows
 EMPTY = Attribute("empty", "float64", (0, 4))
-ALL = (*ATTRIBUTES, PIXELS, EMPTY)
+ALL = (*WITH_PIXELS, EMPTY)
 COUNT = 200
 GOLDEN = Path(__file__).with_name("golden") / "store"
 
@@ -53,14 +52,10 @@ def saved(storage: dict[str, str], name: str = "rows", start: int = 0) -> DataCo
     return the_config
 
 
-@pytest.fixture(params=["folder", "network"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+@pytest.fixture
+def place(near_or_far: dict[str, str]) -> DataConfig:
     """In a folder, or in what looks like a network store."""
-    name = {"folder": "folder", "network": "memory"}[request.param]
-    the_config = saved(request.getfixturevalue(name))
-    if request.param == "network":
-        watch(monkeypatch, local=False)
-    return the_config
+    return saved(near_or_far)
 
 
 class Found:
@@ -86,7 +81,7 @@ class Found:
 
     @property
     def rows(self) -> str:
-        return f"rows {self.first} to {self.first + self.stored.rows}"
+        return f"rows {self.first} to {self.first + self.stored.rows - 1}"
 
     def change(self, damage: Callable[[bytes], bytes]) -> None:
         self.store.put(self.key, damage(bytes(self.store.get(self.key))))
@@ -199,7 +194,7 @@ def test_a_flipped_bit_in_rows(place: DataConfig, name: str, index: int) -> None
     start = row // column.block_rows * column.block_rows
     assert lines(place) == [
         f"{found.where}, attribute {name!r}, rows {found.first + start} to "
-        f"{found.first + column.rows}: differ from their checksum"
+        f"{found.first + column.rows - 1}: differ from their checksum"
     ]
 
 
@@ -212,7 +207,7 @@ def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
         found.change(flipped(column.offset + row * column.row_nbytes))
     stop = min(2 * rows, column.rows)
     assert lines(place) == [
-        f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop}: "
+        f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop - 1}: "
         "differ from their checksum"
     ]
 
@@ -272,10 +267,11 @@ def test_an_object_cut_short(place: DataConfig, kept: float) -> None:
                 for row in range(column.rows)
                 if column.offset + (row + 1) * column.row_nbytes > size
             ]
+            first, last = found.first + lost[0], found.first + column.rows - 1
+            rows = f"row {last}" if first == last else f"rows {first} to {last}"
             expected.append(
-                f"{found.where}, attribute {name!r}, rows {found.first + lost[0]} to "
-                f"{found.first + column.rows}: the object has {size} bytes, its commit says "
-                f"{nbytes}"
+                f"{found.where}, attribute {name!r}, {rows}: the object has {size} bytes, its "
+                f"commit says {nbytes}"
             )
     assert lines(place) == expected
     assert expected
@@ -521,9 +517,9 @@ def test_a_key_that_is_named_twice(place: DataConfig) -> None:
     count = len(value["objects"]["key"])
     assert len(said) == count
     assert said[0] == (
-        f"dataset 'rows', commit {second}, object {value['objects']['key'][0]}, rows "
-        f"{COUNT // 2} to {COUNT // 2 + value['objects']['rows'][0]}: is named twice, before by "
-        f"commit {first}"
+        f"dataset 'rows', commit {second}, object {value['objects']['key'][0]}, rows {COUNT // 2} "
+        f"to {COUNT // 2 + value['objects']['rows'][0] - 1}: is named twice, before by commit "
+        f"{first}"
     )
 
 
@@ -577,7 +573,7 @@ def test_a_header_of_other_attributes(memory: dict[str, str]) -> None:
         lambda value: value["objects"]["checksum"].__setitem__(0, f"{xxh3(body):016x}"),
     )
     assert lines(the_config) == [
-        f"{found.where}, attribute 'a', rows 0 to 10: has another type in the HDF5 file"
+        f"{found.where}, attribute 'a', rows 0 to 9: has another type in the HDF5 file"
     ]
 
 

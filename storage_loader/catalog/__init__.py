@@ -6,7 +6,7 @@ from .gc import Collected, Garbage, collect_garbage
 from .history import LoggedCommit, commit_log, drop_commit
 from .listing import DatasetInfo, dataset_info, delete, find_datasets, list_datasets
 from .objects import StoredObject, StoredObjects
-from .snapshot import Snapshot, Version
+from .snapshot import Snapshot, Version, rows_text
 from .verify import Problem, Verified, verify_dataset
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "find_datasets",
     "list_datasets",
     "live_commits",
+    "rows_text",
     "verify_dataset",
 ]

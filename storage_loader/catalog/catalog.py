@@ -104,7 +104,7 @@ class Catalog:
             return f"{name!r} exists with additional: {shown}"
         names = list(self.store.list_folders())
         if not names:
-            return "the storage holds no dataset"
+            return self.store.absence() or "the storage holds no dataset"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
@@ -185,22 +185,22 @@ class Catalog:
         writer: str,
         number: int,
         refresh: bool = False,
-        replaces: Sequence[CommitId] = (),
+        drops: Sequence[CommitId] = (),
         attempt: str | None = None,
     ) -> CommitId:
         """Make stored objects visible, all at once, by one create-only put, after `create`.
 
         With `refresh` the commit replaces exactly the commits that are listed now, else those
-        that `replaces` names. With `attempt`, a random name, the writer's number is claimed first:
-        `SaverError` where another attempt under the writer's name has it, and then nothing becomes
-        visible.
+        that `drops` names, and then itself, too: it is in no version. With `attempt`, a random
+        name, the writer's number is claimed first: `SaverError` where another attempt under the
+        writer's name has it, and then nothing becomes visible.
         """
         listed = self.commit_ids()
         commit_id = CommitId(listed[-1].seq + 1 if listed else 1, writer, number)
         commit = Commit(
             schema.hash,
             tuple(objects),
-            tuple(listed if refresh else replaces),
+            tuple(listed if refresh else (*drops, commit_id) if drops else ()),
             {
                 "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "library": f"storage_loader {distribution_version('storage_loader')}",

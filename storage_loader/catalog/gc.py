@@ -5,8 +5,8 @@ name; objects that no commit names and whose attempt is dead; leases of dead att
 that killed puts and killed collections left. An attempt (`objects/<writer>/<attempt>...`) is dead
 where neither its lease nor any of its objects was written within `grace`: a saver that holds
 uncommitted objects rewrites its lease every few minutes. What has another shape than docs/format.md
-gives it is never deleted, nor are claims and barriers (commits that replace themselves): they hold
-off attempts that may still wake up, and are small.
+gives it is never deleted, nor are claims and barriers (commits that replace themselves alone): they
+hold off attempts that may still wake up, and are small.
 
 **Why a commit never loses its objects.** Objects are listed first and commits read afterwards,
 all of them. A commit that was published before the reading is among them, so what it names stays.
@@ -18,6 +18,14 @@ than `grace` (a suspended machine) may find its objects gone; it looks for them 
 live ones without it are the live ones with it. So whatever a reader, a saver or another collection
 sees meanwhile, also where this one is killed, is the newest version as it was. Commits go before
 their objects: a reader finds a commit with all its objects, or none.
+
+**Why a drop may go.** It replaces one commit and itself, so no version names it: nothing that was
+pinned misses it. It goes after all it keeps from being live: the commit that it dropped, whose id
+is lower, and refreshes that it made void; the live commits would differ without it until they
+have gone. What names the dropped commit later could only be its own put, still under way, or a
+refresh that had listed it: both take less than `keep`. That a later commit may then have a seq
+that the drop had harms no order: who listed the drop has a higher one, who did not has nothing
+to be after. Keys differ by writer and number.
 
 **Clocks.** All ages are by the store's clock, of which `server_time` asks. Two collections at once
 delete the same things; deleting what is gone is no error.
@@ -219,7 +227,7 @@ def _replaced(before: datetime, commits: Mapping[CommitId, StoredCommit]) -> lis
         is_last_word = (
             len(replaced) == place
             and numbers[commit_id.writer, commit_id.number] == 1
-            and all(earlier < commit_id for earlier in commit.replaces)
+            and all(earlier <= commit_id for earlier in commit.replaces)  # itself: a drop
         )
         if is_last_word or live_commits(remaining) == live:
             replaced.append(commit_id)

@@ -26,7 +26,7 @@ class LoggedCommit:
     num_rows: int
     num_objects: int
     nbytes: int  # of its objects
-    replaces: tuple[str, ...]  # ids of the commits whose place it took
+    replaces: tuple[str, ...]  # ids of the commits whose place it took; its own: no version has it
     is_live: bool  # its rows are in the newest version
     version: Version | None  # of the dataset after it; None where commits of it are gone
 
@@ -67,10 +67,11 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
 def drop_commit(config: DataConfig, commit: str) -> str:
     """Take one commit's rows out of the newest version, all at once; the id of what does so.
 
-    That is a commit without rows which replaces the dropped one: earlier versions stay as they
-    are until `collect_garbage` removes what they need, commits made beside it survive, and what
-    the dropped commit itself replaced stays replaced. A refresh that took the commit's place
-    meanwhile stands. Raises `VersionNotFoundError` where the newest version does not hold it.
+    That is a commit without rows which replaces the dropped one and itself, so that it is in no
+    version and `collect_garbage` removes it after the dropped one. Earlier versions stay as they
+    are until it removes what they need, commits made beside it survive, and what the dropped
+    commit itself replaced stays replaced. A refresh that took the commit's place meanwhile stands.
+    Raises `VersionNotFoundError` where the newest version does not hold it.
     """
     catalog = Catalog(config)
     schema = catalog.require_schema()
@@ -79,8 +80,10 @@ def drop_commit(config: DataConfig, commit: str) -> str:
     wanted = CommitId.parse(commit)
     if wanted is None or wanted not in live_commits(commits):
         state = "is replaced already" if wanted in commits else "is gone or never was"
+        if wanted in commits and wanted in commits[wanted].replaces:
+            state = "has no rows"
         raise VersionNotFoundError(f"commit {commit!r} {state}: it is not in the newest version")
-    dropping = catalog.publish(schema, [], writer=secrets.token_hex(8), number=0, replaces=[wanted])
+    dropping = catalog.publish(schema, [], writer=secrets.token_hex(8), number=0, drops=[wanted])
     # Of two that replace a common commit the later id wins: a refresh that was published between
     # our looking and our publishing would lose its rows to one that has none.
     _, stored = catalog.read_everything()

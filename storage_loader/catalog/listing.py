@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import DataConfig, JSONScalar, canonical_json
+from ..config import STORAGE_VARIABLE, DataConfig, JSONScalar, canonical_json
 from ..credentials import Provider
-from ..errors import BucketNotFoundError, ConfigError, DatasetNotFoundError
+from ..errors import (
+    BucketNotFoundError,
+    ConfigError,
+    DatasetNotFoundError,
+    FolderNotFoundError,
+)
 from ..keywords import checked_keywords
 from ..store import open_store
 from .catalog import Catalog, stored_datasets
@@ -44,8 +49,8 @@ def list_datasets(
     """The datasets of a storage, sorted by name; `where` keeps those whose `additional` agrees.
 
     With `name` only those of this name are looked at. Takes the storage settings of
-    `DataConfig`. A bucket that does not exist holds none only where it is the default one;
-    else `BucketNotFoundError`.
+    `DataConfig`. A bucket or folder that does not exist holds none only where it is the default
+    one; else `BucketNotFoundError` or `FolderNotFoundError`.
     """
     settings: dict[str, Any] = {
         "endpoint": endpoint,
@@ -76,8 +81,10 @@ def find_datasets(
     store = open_store(DataConfig("any" if name is None else name, **settings))
     try:
         found = stored_datasets(store, name=name)
-    except BucketNotFoundError:
-        if storage is not None:
+        if not found and (absence := store.absence()):
+            raise FolderNotFoundError(f"list {store.url}: {absence}")
+    except (BucketNotFoundError, FolderNotFoundError):
+        if storage is not None or os.environ.get(STORAGE_VARIABLE):
             raise
         return []
     configs = []

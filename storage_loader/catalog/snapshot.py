@@ -40,6 +40,11 @@ class Version:
         return f"Version({self.hash}, {len(self.commits)} commits)"
 
 
+def rows_text(start: int, stop: int) -> str:
+    """Rows `start` to `stop`, the first not meant, as people count: `rows 3 to 5`, or `row 3`."""
+    return f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The objects of one version in row order. Immutable, picklable, knows no store.
@@ -79,13 +84,13 @@ class Snapshot:
     def described(self, index: int, start: int = 0, stop: int | None = None) -> str:
         """What rows of an object are to people: `rows 3 to 5 of dataset <prefix>, commit <id>`.
 
-        `start`, `stop`: rows of the object; all of them by default.
+        `start`, `stop` (first row not meant): rows of the object; all of them by default.
         """
         first = int(self.starts[index])
         last = int(self.starts[index + 1]) if stop is None else first + stop
         commit = int(np.searchsorted(np.cumsum(self.counts), index, "right"))
         return (
-            f"rows {first + start} to {last} of dataset {self.prefix}, "
+            f"{rows_text(first + start, last)} of dataset {self.prefix}, "
             f"commit {self.version.commits[commit]}"
         )
 

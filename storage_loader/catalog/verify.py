@@ -25,7 +25,7 @@ from ..store import Buffer, Store, xxh3
 from .catalog import Catalog, commits_of, named_ids
 from .commits import Commit, CommitId
 from .objects import StoredObject, StoredObjects
-from .snapshot import Version
+from .snapshot import Version, rows_text
 
 _THREADS = 8
 _MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
@@ -51,7 +51,7 @@ class Problem:
         where += [f"commit {self.commit}"] if self.commit else []
         where += [f"object {self.key}"] if self.key else []
         where += [f"attribute {self.attribute!r}"] if self.attribute else []
-        where += [f"rows {self.rows[0]} to {self.rows[1]}"] if self.rows else []
+        where += [rows_text(*self.rows)] if self.rows else []
         return f"{', '.join(where)}: {self.what}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -11,13 +10,13 @@ from typing import Any, TypeVar
 import jax
 
 from .. import loader
-from ..catalog import Snapshot
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import reject_unknown
+from ..keywords import checked_settings
 from ..loader.memory import AlignedMemory, Memory
 from ..loader.order import Rows
 from ..loader.partition import Partition
+from ..loader.peers import Peers
 from ..loader.plan import Chunk, Epoch
 from ..loader.stats import Meter
 from . import distributed
@@ -26,7 +25,6 @@ from .placing import Placing, TooWide
 T = TypeVar("T")
 
 _AHEAD = 1  # batches whose way to the device has begun, beyond the one in use
-_KEYWORDS = ("sharding", *inspect.signature(loader.DataLoader).parameters)
 
 
 class DataLoader(loader.DataLoader):
@@ -42,6 +40,7 @@ class DataLoader(loader.DataLoader):
     as everywhere in JAX.
     """
 
+    @checked_settings(loader.DataLoader)
     def __init__(
         self,
         config: DataConfig,
@@ -55,7 +54,6 @@ class DataLoader(loader.DataLoader):
         only those of its own devices. `batch_size` is that of one process, as with ranks.
         `settings`: the keywords of `storage_loader.DataLoader`.
         """
-        reject_unknown(settings, _KEYWORDS, what="DataLoader keyword")
         super().__init__(config, **settings)
         if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
             raise ConfigError(f"sharding {sharding!r}: a jax.sharding.Sharding")
@@ -77,14 +75,8 @@ class DataLoader(loader.DataLoader):
         placing = None if self._placing.has_devices else self._placing  # workers need none
         return {**super().__getstate__(), "_given_placing": placing}
 
-    def open(self) -> Snapshot:
-        if self._snapshot is None and self._wanted_version is None and self._is_shared():
-            self._wanted_version = distributed.common_version(self.config)
-        return super().open()
-
-    def _is_shared(self) -> bool:
-        """Whether the other processes open this too."""
-        return self._given_ranks is None and jax.process_count() > 1
+    def _peers(self) -> Peers | None:
+        return distributed.peers() if self._given_ranks is None else None
 
     def _ranks(self) -> tuple[int, int]:
         own = self._placing.ranks()

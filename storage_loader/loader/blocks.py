@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import StoredObject
+from ..catalog import StoredObject, rows_text
 from ..errors import ChecksumError
 from ..schema import Schema
 from ..store import Buffer, xxh3
 from .objects import Objects
 from .order import Rows
+
+_REMEDY = (
+    "`storage-loader verify` lists all that is damaged; bring the object back from a copy, save "
+    "its rows anew, or read them as they are with verify=False"
+)
 
 
 class Checksums:
@@ -26,7 +31,7 @@ class Checksums:
             raise ChecksumError(
                 f"{objects.url(index)}: the checksum table differs from its own checksum in the "
                 "commit; the object was altered or damaged after it was saved, and nothing can be "
-                f"verified of {objects.needing(index)}"
+                f"verified of {objects.needing(index)}; {_REMEDY}"
             )
         self._layout = stored.layout
         self._objects, self._index = objects, index
@@ -52,9 +57,9 @@ class Checksums:
         stop = min(first + column.block_rows, column.rows)
         snapshot = self._objects.snapshot
         return ChecksumError(
-            f"{self._objects.url(self._index)}: attribute {name!r}, rows {first} to {stop} of this "
-            "object differ from their checksum; the object was altered or damaged after it was "
-            f"saved; they are {snapshot.described(self._index, first, stop)}"
+            f"{self._objects.url(self._index)}: attribute {name!r}, {rows_text(first, stop)} of "
+            "this object differ from their checksum; the object was altered or damaged after it "
+            f"was saved; they are {snapshot.described(self._index, first, stop)}; {_REMEDY}"
         )
 
 

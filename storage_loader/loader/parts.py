@@ -64,9 +64,9 @@ class Parts:
         return np.asarray(_Memory(address, count, nbytes))
 
     @cached_property
-    def _bytes(self) -> memoryview:
-        """The same memory, byte by byte."""
-        return np.asarray(_Memory(*self.span, 1)).data.cast("B")
+    def octets(self) -> Array:
+        """The same memory, uint8, shape (span's bytes,)."""
+        return np.asarray(_Memory(*self.span, 1)).view(np.uint8)
 
     @cached_property
     def _shifts(self) -> Rows:
@@ -114,9 +114,10 @@ class Parts:
                 some = slice(start, start + count)
                 items[some] = self._memory[places[some]]
         else:
-            source, target = self._bytes, out.data
-            for i, place in enumerate(places.tolist()):
-                target[i * nbytes : (i + 1) * nbytes] = source[place : place + nbytes]
+            source, target = self.octets.data, out.data
+            starts = range(0, len(target), nbytes)
+            for start, place in zip(starts, places.tolist(), strict=True):
+                target[start : start + nbytes] = source[place : place + nbytes]
 
     def _copy_each(self, rows: Rows, out: Array) -> None:
         parts = self._parts_of(rows)
@@ -150,11 +151,11 @@ class Parts:
 
 
 class _Memory:
-    """What `np.asarray` makes an array over a stretch of memory of."""
+    """What `np.asarray` makes an array over a stretch of memory of; it is only read."""
 
     def __init__(self, address: int, count: int, nbytes: int) -> None:
         self.__array_interface__ = {
-            "data": (address, True),
+            "data": (address, False),  # torch warns of read-only arrays
             "shape": (count,),
             "strides": (1,),
             "typestr": f"|V{nbytes}",

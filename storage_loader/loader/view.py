@@ -19,6 +19,7 @@ from .cache import Cache
 from .objects import Objects
 from .order import Rows
 from .parts import Array
+from .peers import Peers
 from .source import Source
 
 _OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
@@ -65,8 +66,15 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
+            peers = self._peers() if self._wanted_version is None else None
+            if peers is not None:
+                self._wanted_version = peers.newest_version(self.config)
             self._snapshot = self._checked(self._catalog.snapshot(self._wanted_version))
         return self._snapshot
+
+    def _peers(self) -> Peers | None:
+        """The processes that open this too, as a framework has them; None where there are none."""
+        return None
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""

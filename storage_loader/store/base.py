@@ -114,6 +114,10 @@ class Store(ABC):
     def prepare(self) -> None:  # noqa: B027  most stores need nothing
         """Create what must exist before the first `put`: a bucket."""
 
+    def absence(self) -> str:
+        """Why nothing can be here, and the remedy; "" where the place exists or verbs tell it."""
+        return ""
+
     def note_retry(self, key: str) -> None:  # noqa: B027  only who counts cares
         """Bytes of this object came damaged, and are about to be asked for again."""
 

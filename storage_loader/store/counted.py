@@ -118,6 +118,9 @@ class CountedStore(Store):
     def prepare(self) -> None:
         self._inner.prepare()
 
+    def absence(self) -> str:
+        return self._inner.absence()
+
     def note_retry(self, key: str) -> None:
         self._counter.add(retries=1)
         self._inner.note_retry(key)

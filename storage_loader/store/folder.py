@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -193,6 +194,14 @@ class FolderStore(Store):
                     return list(entries)
             except (FileNotFoundError, NotADirectoryError):
                 return []
+
+    def absence(self) -> str:
+        with self._mapped_errors("list", ""):
+            try:
+                is_folder = stat.S_ISDIR(self.root.stat().st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return f"there is no folder {self.root}; check the path (a saver makes it)"
+        return "" if is_folder else f"{self.root} is no folder; check the path"
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

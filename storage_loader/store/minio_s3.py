@@ -282,6 +282,7 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
                 urllib3.exceptions.SSLError,
             ),
         ),
+        unresolved=isinstance(reason, urllib3.exceptions.NameResolutionError),
         broken=isinstance(reason, urllib3.exceptions.ProtocolError),
         detail=str(error),
     )

@@ -192,6 +192,7 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
         status=int(status[1]) if status else (404 if isinstance(error, FileNotFoundError) else 0),
         timed_out="kind: Timeout" in text or "TimedOut" in text,
         unreachable="kind: Connect" in text,
+        unresolved="kind: Connect" in text and '"dns error"' in text,
         broken=status is None and "HTTP error" in text,  # the protocol's, of whatever kind
         detail=text.split("\n", 1)[0],
     )

@@ -309,4 +309,4 @@ class _Attempts:
             return False
         raise type(error)(
             f"{error}; gave up after {self._count} attempts in {elapsed:.1f} s"
-        ) from error
+        ) from error.with_traceback(None)  # frames of ours, which say nothing

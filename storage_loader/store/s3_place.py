@@ -113,6 +113,7 @@ class Failure:
     status: int = 0  # the HTTP status, 0 where none arrived
     timed_out: bool = False
     unreachable: bool = False  # no connection could be made
+    unresolved: bool = False  # since the server's name has no address
     broken: bool = False  # the connection ended before the answer did
     detail: str = ""
 
@@ -185,6 +186,11 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
             f"{where}: the server's certificate is not trusted; where a CA of your own signed it, "
             "name the file of the CA's certificate in SSL_CERT_FILE"
         )
+    elif failure.unresolved:
+        error = StoreConnectionError(
+            f"{where}: the server's name was not found; check the endpoint's spelling, and that "
+            "this machine can look it up"
+        )
     elif failure.unreachable:
         hint = "" if not (place.endpoint or "").startswith("https://") else (
             "; a server without TLS needs endpoint='http://...' or secure=False"
@@ -221,7 +227,15 @@ _SHORTEST_SECRET = 6  # a shorter one would be found in words that are none
 
 
 def _cause(place: S3Place, cause: Exception) -> Exception:
-    """The cause itself, or where it holds the keys what it says without them."""
-    text = str(cause)
-    shown = _without_keys(place, text)
-    return cause if shown == text else RuntimeError(f"{type(cause).__name__}: {shown}")
+    """What the client's error and those behind it say: in one line, without their frames and keys.
+
+    obstore's text is a tree of 35 lines, urllib3 raises three errors of 60 lines for one.
+    """
+    told = ""
+    one: BaseException | None = cause
+    while one is not None:
+        text = " ".join(str(one).split())
+        if text not in told:
+            told += f"{', by ' if told else ''}{type(one).__name__}: {text}"
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return RuntimeError(_without_keys(place, told))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,13 +10,13 @@ from typing import Any
 import torch.utils.data
 
 from .. import loader
-from ..catalog import Snapshot
 from ..config import DataConfig
-from ..keywords import reject_unknown
+from ..keywords import checked_settings
 from ..loader.ahead import Ahead
 from ..loader.loader import Result, Timed
 from ..loader.memory import Memory
 from ..loader.parts import Array
+from ..loader.peers import Peers
 from ..loader.plan import Epoch
 from ..loader.reader import Read
 from ..loader.stats import Meter
@@ -29,8 +28,6 @@ from .gather import TensorMemory
 from .ring import Ring, Slot, room_for
 from .tensors import as_tensors, reduce_tensor
 
-_KEYWORDS = [name for name in inspect.signature(loader.DataLoader).parameters if name != "config"]
-
 
 class _TorchView(View):
     """Tensors; and under `torch.distributed` one version for all ranks, rank 0's."""
@@ -41,15 +38,8 @@ class _TorchView(View):
     def _reduce(self, value: Any) -> Any:
         return reduce_tensor(value)
 
-    def open(self) -> Snapshot:
-        if self._snapshot is None and self._wanted_version is None and self._is_shared():
-            self._wanted_version = distributed.common_version(self.config)
-        return super().open()
-
-    def _is_shared(self) -> bool:
-        """Whether the other ranks open this too."""
-        place = distributed.place()
-        return place is not None and place[1] > 1
+    def _peers(self) -> Peers | None:
+        return distributed.peers()
 
 
 class DataLoader(_TorchView, loader.DataLoader):
@@ -60,6 +50,7 @@ class DataLoader(_TorchView, loader.DataLoader):
     make the loader and use it. An iteration begins when its first batch is asked for.
     """
 
+    @checked_settings(loader.DataLoader)
     def __init__(
         self,
         config: DataConfig,
@@ -71,7 +62,6 @@ class DataLoader(_TorchView, loader.DataLoader):
         "cpu": they stay in the host's memory, without a copy. `transform` runs before, on
         tensors in the host's memory. `settings`: those of `storage_loader.DataLoader`.
         """
-        reject_unknown(settings, [*_KEYWORDS, "device"], what="DataLoader keyword")
         super().__init__(config, **settings)
         self._device = cuda_device(device)
         self._rings: PerProcess[Ring] = PerProcess()
@@ -80,8 +70,8 @@ class DataLoader(_TorchView, loader.DataLoader):
     def _ranks(self) -> tuple[int, int]:
         return self._given_ranks or distributed.place() or (0, 1)
 
-    def _is_shared(self) -> bool:
-        return self._given_ranks is None and super()._is_shared()
+    def _peers(self) -> Peers | None:
+        return super()._peers() if self._given_ranks is None else None
 
     def __iter__(self) -> Iterator[Any]:
         # Lightning and torchdata make iterators that they never ask: those are no epochs.

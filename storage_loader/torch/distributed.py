@@ -7,9 +7,7 @@ from typing import Any
 import torch.utils.data
 from torch import distributed
 
-from ..catalog import Catalog, Version
-from ..config import DataConfig
-from ..errors import LoaderError
+from ..loader.peers import Peers
 
 
 def place() -> tuple[int, int] | None:
@@ -27,19 +25,13 @@ def group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def common_version(config: DataConfig) -> Version:
-    """The newest version as rank 0 sees it. Every rank must call this.
+def peers() -> Peers | None:
+    """The ranks, which open what this process opens; None where it is alone."""
+    rank, world_size = place() or (0, 1)
+    return Peers("rank 0", rank == 0, _broadcast) if world_size > 1 else None
 
-    Raises rank 0's error on every rank, so that none waits for the others.
-    """
-    message: list[Any] = [None]
-    if distributed.get_rank() == 0:
-        try:
-            message = [Catalog(config).snapshot().version.commits]
-        except Exception as error:
-            distributed.broadcast_object_list([f"{type(error).__name__}: {error}"], src=0)
-            raise
+
+def _broadcast(value: Any) -> Any:
+    message = [value]
     distributed.broadcast_object_list(message, src=0)
-    if isinstance(message[0], str):
-        raise LoaderError(f"rank 0 could not open the dataset: {message[0]}")
-    return Version(tuple(message[0]))
+    return message[0]

@@ -45,22 +45,10 @@ def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
     bits = address | nbytes | int(np.bitwise_or.reduce(places))
     width = min(_WIDEST, bits & -bits)
     item = _ITEMS[width]
-    memory = torch.from_numpy(np.asarray(_Stretch(address, span))).view(item)
+    memory = torch.from_numpy(parts.octets).view(item)
     torch.index_select(
         memory.as_strided(((span - nbytes) // width + 1, nbytes // width), (1, 1)),
         0,
         torch.from_numpy(places // width),
         out=torch.from_numpy(out.reshape(-1).view(np.uint8)).view(item).view(len(rows), -1),
     )
-
-
-class _Stretch:
-    """What `np.asarray` makes an array over a stretch of memory of; it is only read."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),  # torch warns of read-only arrays
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }

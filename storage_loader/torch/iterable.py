@@ -57,7 +57,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         super().__init__(config, batch_size=batch_size, **settings)
         # Torch forks workers without a call: the version must be fixed by then, and here is the
         # one place before. Ranks that meet later agree on one at their first use instead.
-        self._is_provisional = self._wanted_version is None and not self._is_shared()
+        self._is_provisional = self._wanted_version is None and self._peers() is None
         if not (self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1):
             self.open()
 

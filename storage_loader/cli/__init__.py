@@ -1,0 +1,56 @@
+"""The command `storage-loader`: look at stored datasets, measure, check and tidy them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ..errors import StorageLoaderError
+from .bench import bench_command
+from .look import head_command, info_command, log_command, ls_command
+from .upkeep import gc_command, rm_command, verify_command
+
+
+@click.group(
+    commands=[
+        ls_command,
+        info_command,
+        head_command,
+        log_command,
+        rm_command,
+        gc_command,
+        verify_command,
+        bench_command,
+    ],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="storage-loader")
+def cli() -> None:
+    """Look at datasets on S3, MinIO or in a folder.
+
+    A dataset is given as STORAGE and NAME, or as CONFIG, a file that DataConfig.save wrote.
+    STORAGE is s3://bucket/prefix, file:///folder or a folder's path. S3 keys are taken from
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
+
+    \b
+    storage-loader ls ./data
+    storage-loader info ./data digits --where split=train
+    storage-loader head s3://bucket/prefix digits --endpoint http://127.0.0.1:9000
+    storage-loader bench digits.json --batch-size 64 --shuffle true
+    storage-loader log digits.json
+    storage-loader verify digits.json
+    storage-loader gc digits.json --dry-run
+    """
+
+
+def main() -> None:
+    """Run the command; errors of ours are one line and exit code 1."""
+    try:
+        cli()
+    except StorageLoaderError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+__all__ = ["cli", "main"]

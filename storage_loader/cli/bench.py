@@ -1,0 +1,91 @@
+"""`bench`: how fast a dataset loads here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from ..bench import Measured, measure, plot, require_plot
+from ..loader import DataLoader, Stats
+from ..loader.stats import size_text
+from .text import table
+from .which import config_at, version_option
+
+
+@click.command("bench")
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--shuffle", default="true", type=click.Choice(["false", "true", "global"]), show_default=True
+)
+@click.option(
+    "--epochs",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="The first as things are, the next with a warm cache.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="End each epoch after so long."
+)
+@version_option
+@click.option("--num-workers", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--cache-dir", type=click.Path(file_okay=False), help="Default: the user's.")
+@click.option("--cache-size", type=click.IntRange(0), metavar="BYTES", help="0 keeps nothing.")
+@click.option("--index", is_flag=True, help="Read only each batch's rows, never fill the cache.")
+@click.option(
+    "--plot",
+    "png",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.png",
+    help="Draw rows/s and waiting over time (needs matplotlib).",
+)
+def bench_command(
+    config: str, shuffle: str, epochs: int, seconds: float | None, png: str | None, **settings: Any
+) -> None:
+    """Measure how fast the dataset of CONFIG loads here.
+
+    CONFIG is a file that DataConfig.save wrote. Ctrl-C prints what was measured so far.
+    """
+    if png is not None:
+        require_plot()
+    loaded = config_at(config)
+    order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
+    loader = DataLoader(loaded, shuffle=order, **settings)
+    click.echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")
+    measured = Measured()
+    try:
+        with tqdm(total=loader.num_rows * epochs, unit=" rows", leave=False, disable=None) as bar:
+            measure(loader, measured, epochs=epochs, seconds=seconds, progress=bar.update)
+    finally:
+        _show(measured.epochs)
+        if png is not None and measured.samples:
+            plot(measured.samples, f"{loaded.dataset_name}, {loaded.storage}", png)
+
+
+def _show(epochs: Sequence[Stats]) -> None:
+    head = ("EPOCH", "SECONDS", "ROWS", "ROWS/S", "BYTES/S", "WAITED", "FETCH", "GATHER",
+            "TRANSFORM", "FOUND", "FETCHED", "REQUESTS", "RETRIES")  # fmt: skip
+    rows = [
+        (
+            str(number),
+            f"{s.seconds:.2f}",
+            f"{s.rows:,}",
+            f"{s.rows_per_second:,.0f}",
+            size_text(s.bytes_per_second),
+            f"{s.wait_share:.0%}",
+            *(
+                f"{wait / s.seconds if s.seconds else 0:.0%}"
+                for wait in (s.wait_fetch, s.wait_gather, s.wait_transform)
+            ),
+            f"{s.hit_share:.0%}",
+            size_text(s.bytes_fetched),
+            f"{s.requests:,}",
+            f"{s.retries:,}",
+        )
+        for number, s in enumerate(epochs)
+    ]
+    table(head, rows, right=range(len(head)))

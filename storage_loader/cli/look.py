@@ -1,0 +1,126 @@
+"""`ls`, `info`, `head` and `log`: what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..catalog import LoggedCommit, commit_log, dataset_info, list_datasets
+from ..config import DataConfig
+from ..loader import Dataset
+from ..loader.stats import size_text
+from .text import cell, shown, table
+from .which import agrees, chosen, dataset_arguments, storage_options, version_option, where_option
+
+
+@click.command("ls")
+@click.argument("storage", required=False)
+@where_option
+@storage_options
+def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> None:
+    """List the datasets of STORAGE (default: where datasets go by default)."""
+    infos = [i for i in list_datasets(storage, **settings) if agrees(i.config, where)]
+    rows = [
+        (
+            info.config.dataset_name,
+            " ".join(f"{k}={shown(v)}" for k, v in info.config.additional.items()) or "-",
+            f"{info.num_rows:,}",
+            str(info.num_objects),
+            size_text(info.nbytes),
+        )
+        for info in infos
+    ]
+    if not rows:
+        click.echo(
+            f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True
+        )
+        return
+    table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
+
+
+@click.command("info")
+@dataset_arguments
+@version_option
+def info_command(version: str | None, **which: Any) -> None:
+    """Describe a dataset."""
+    info = dataset_info(chosen(**which), version)
+    click.echo(f"{info.config.dataset_name} in {info.config.storage}")
+    for key, value in info.config.additional.items():
+        click.echo(f"  {key} = {shown(value)}")
+    click.echo(
+        f"{info.num_rows:,} rows in {info.num_objects} objects, {size_text(info.nbytes)}, "
+        f"version {info.version} of {len(info.version.commits)} commits"
+    )
+    rows = [
+        (a.name, a.dtype, str(a.shape), size_text(a.row_nbytes))
+        for a in info.config.attributes or ()
+    ]
+    table(("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE"), rows, right=(3,))
+
+
+@click.command("head")
+@dataset_arguments
+@version_option
+@click.option("--rows", "-n", default=5, show_default=True, type=click.IntRange(1, 1000))
+def head_command(version: str | None, rows: int, **which: Any) -> None:
+    """Show the first rows of a dataset."""
+    dataset = Dataset(chosen(**which), version=version)
+    batch = dataset[:rows]
+    cells = [
+        (str(row), *(cell(array[row]) for array in batch.values()))
+        for row in range(min(rows, len(dataset)))
+    ]
+    table(("ROW", *batch), cells, right=(0,))
+
+
+@click.command("log")
+@dataset_arguments
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+def log_command(as_json: bool, **which: Any) -> None:
+    """List the commits of a dataset in the order of their rows.
+
+    Times are the storage's. VERSION is the dataset after that commit; --version and version=
+    take it, or the commit's id. "-" where commits of it are gone.
+    """
+    log = commit_log(chosen(**which))
+    if as_json:
+        entries = [
+            {
+                "id": c.id,
+                "writer": c.writer,
+                "time": c.time.isoformat(),
+                "rows": c.num_rows,
+                "objects": c.num_objects,
+                "nbytes": c.nbytes,
+                "replaces": c.replaces,
+                "live": c.is_live,
+                "version": c.version and c.version.hash,
+            }
+            for c in log
+        ]
+        click.echo(json.dumps(entries, indent=2))
+        return
+    rows = [
+        (
+            c.id,
+            c.writer,
+            f"{c.time:%Y-%m-%d %H:%M:%S}Z",
+            f"{c.num_rows:,}",
+            size_text(c.nbytes),
+            "live" if c.is_live else "-",
+            _replaced(c),
+            str(c.version or "-"),
+        )
+        for c in log
+    ]
+    head = ("COMMIT", "WRITER", "TIME", "ROWS", "SIZE", "STATE", "REPLACES", "VERSION")
+    table(head, rows, right=(3, 4))
+
+
+def _replaced(logged: LoggedCommit) -> str:
+    """The commit that one took the place of, or how many; a barrier's own."""
+    others = [i for i in logged.replaces if i != logged.id] or logged.replaces
+    return others[0] if len(others) == 1 else f"{len(others) or '-'}"

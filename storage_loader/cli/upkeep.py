@@ -1,0 +1,146 @@
+"""`rm`, `gc` and `verify`: what is removed, and whether the rest is whole."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from ..catalog import (
+    Collected,
+    collect_garbage,
+    commit_log,
+    dataset_info,
+    delete,
+    drop_commit,
+    verify_dataset,
+)
+from ..loader.stats import size_text
+from .text import progress_bar, table
+from .which import chosen, dataset_arguments, version_option
+
+
+@click.command("rm")
+@dataset_arguments
+@click.option("--commit", metavar="ID", help="Only the rows of this commit.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
+    """Remove a dataset with all its versions, or the rows of one commit.
+
+    With --commit earlier versions can still be read until gc removes what they need, and what
+    the commit itself replaced stays replaced.
+    """
+    config = chosen(**which)
+    name = f"{config.dataset_name} {dict(config.additional)}"
+    if commit is not None:
+        rows = next((f"{c.num_rows:,} rows" for c in commit_log(config) if c.id == commit), "")
+        if rows and not yes:
+            click.confirm(
+                f"drop commit {commit}, {rows}, from {name} in {config.storage}? What it replaced "
+                "stays replaced; earlier versions can be read until gc removes them.",
+                abort=True,
+            )
+        dropping = drop_commit(config, commit)
+        click.echo(f"dropped {rows} of {config.dataset_name} by commit {dropping}")
+        return
+    info = dataset_info(config)
+    if not yes:
+        click.confirm(
+            f"remove {name}, {info.num_rows:,} rows ({size_text(info.nbytes)}), from "
+            f"{config.storage}?",
+            abort=True,
+        )
+    delete(info.config)
+    click.echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
+
+
+def _duration(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r}: write 90s, 30m, 24h or 7d")
+    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
+    return timedelta(**{unit: int(match[1])})
+
+
+@click.command("gc")
+@dataset_arguments
+@click.option(
+    "--grace",
+    type=_duration,
+    metavar="TIME",
+    default="24h",
+    show_default=True,
+    help="How long a saver may be silent before what it did not commit is garbage.",
+)
+@click.option(
+    "--keep",
+    type=_duration,
+    metavar="TIME",
+    default="7d",
+    show_default=True,
+    help="How long commits that were replaced can still be read.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def gc_command(grace: timedelta, keep: timedelta, dry_run: bool, **which: Any) -> None:
+    """Remove what no reader of a dataset can need any more.
+
+    That is what killed savers left, and replaced commits with their objects. Savers and readers
+    may be at work meanwhile.
+    """
+    with progress_bar("") as progress:
+        collected = collect_garbage(
+            chosen(**which), grace=grace, keep=keep, dry_run=dry_run, progress=progress
+        )
+    if dry_run:
+        rows = [(one.kind, size_text(one.nbytes), one.key) for one in collected.garbage]
+        if rows:
+            table(("KIND", "SIZE", "KEY"), rows, right=(1,))
+    _show_collected(collected, "would remove" if dry_run else "removed")
+
+
+@click.command("verify")
+@dataset_arguments
+@version_option
+@click.option(
+    "--repair", is_flag=True, help="Then remove what is garbage, as gc does, and nothing else."
+)
+def verify_command(version: str | None, repair: bool, **which: Any) -> None:
+    """Read everything of a dataset and check it against its checksums.
+
+    Each problem is a line that names commit, object, attribute and rows; the exit code is then 1.
+    """
+    config = chosen(**which)
+    with progress_bar("B") as progress:
+        verified = verify_dataset(
+            config,
+            version=version,
+            found=lambda problem: tqdm.write(str(problem)),
+            progress=progress,
+        )
+    problems = len(verified.problems)
+    click.echo(
+        f"{verified.num_rows:,} rows in {verified.num_objects} objects, "
+        f"{size_text(verified.nbytes)}, version {verified.version}: {problems or 'no'} "
+        f"problem{'' if problems == 1 else 's'}"
+    )
+    if repair:
+        _show_collected(collect_garbage(config), "removed")
+    if problems:
+        sys.exit(1)
+
+
+def _show_collected(collected: Collected, verb: str) -> None:
+    for key in collected.foreign:
+        click.echo(f"left alone, not of this format: {key}", err=True)
+    counts = Counter(_WORDS.get(one.kind, one.kind) for one in collected.garbage)
+    kinds = ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
+    size = size_text(sum(one.nbytes for one in collected.garbage))
+    click.echo(f"{verb} {kinds}; {size}" if counts else f"{verb} nothing")
+
+
+_WORDS = {"unfinished": "unfinished file"}
