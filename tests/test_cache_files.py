@@ -143,22 +143,24 @@ def test_what_comes_in_some_seconds_is_fetched_early(
     """Over a fast link objects are fetched whole at once, over a slow one few of them are."""
     the_config = fill({"storage": str(tmp_path / "store")}, 2000, max_object_size=2**20)
     opened = watch(monkeypatch, local=False)
-    clock = SimpleNamespace(perf_counter=lambda: seconds * len(ranges(opened)))
+    first: list[tuple[str, int, int]] = []  # until the clock was read last
+
+    def now() -> float:
+        first[:] = ranges(opened)
+        return seconds * len(first)
+
+    clock = SimpleNamespace(perf_counter=now)
     monkeypatch.setattr("storage_loader.loader.source.time", clock)
     monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 1)
     loader = DataLoader(
         the_config, batch_size=14, shuffle=True, cache_dir=cache_dir, block=14, window=140
     )
     snapshot = loader.open()
-    batches = iter(loader)
-    next(batches)
-    first = sum(end - start for _, start, end in ranges(opened))
-    assert first < snapshot.nbytes / 10, "the first batch waits for what it does not need"
-    for _ in range(9):
-        next(batches)
+    assert sorted(numbers_in(loader, LARGE)) == list(range(2000))
+    nbytes = sum(end - start for _, start, end in first)
+    assert 0 < nbytes < snapshot.nbytes / 10, "the first batch waits for what it does not need"
     requests = [(start, end) for _, start, end in ranges(opened) if end - start > 10**5]
-    batches.close()
-    most = len(snapshot.objects) + 6  # the first batch needs blocks of some objects
+    most = len(snapshot.objects) + len(first)  # what the first batch fetched divides the rest
     assert (len(requests) > most) if seconds > 0.01 else (len(requests) <= most)
 
 
