@@ -20,6 +20,7 @@ def missing(path: Path) -> list[str]:
     """The frameworks that a file's blocks need and that are not installed here."""
     text = path.read_text()
     found = [name for name in ("torch", "tensorflow", "jax") if f"storage_loader.{name} im" in text]
+    found += ["accelerate"] if "from accelerate im" in text else []
     return [name for name in found if find_spec(name) is None]
 
 

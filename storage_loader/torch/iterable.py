@@ -18,6 +18,7 @@ from ..loader.state import State
 from . import distributed
 from .adapters import DataLoader
 from .epochs import Epochs
+from .resharding import is_resharded
 
 _OURS = ("device", "num_workers")  # which torch's DataLoader has for itself
 
@@ -34,7 +35,8 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
     torch alike before each calls `set_epoch`, too.)
 
     Without `rank` and `world_size` those of `torch.distributed` hold, as it is when an iteration
-    begins. What shards by itself, as Accelerate does, needs rank=0 and world_size=1.
+    begins. What shards by itself, as Accelerate does, needs rank=0 and world_size=1; under a
+    loader that Accelerate prepared, any other is a `LoaderError`.
 
     A state that a worker makes is for the same worker of as many, as
     `torchdata.stateful_dataloader.StatefulDataLoader` has it; any other is a `DataLoader`'s.
@@ -75,6 +77,15 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         return super().open()
 
     def set_epoch(self, epoch: int) -> None:
+        # Accelerate calls this as an iteration begins, on every rank: all raise, and none waits.
+        world_size = self._ranks()[1]
+        if world_size > 1 and is_resharded(self):
+            raise LoaderError(
+                f"IterableDataset: each of {world_size} ranks gets its own rows here, and "
+                "Accelerate would share those out again and lose the others': make it with "
+                "rank=0, world_size=1 and version=Dataset(config).version, or use its loader "
+                "without accelerator.prepare"
+            )
         super().set_epoch(epoch)
         self._epochs_shared.start(epoch, resumes=self._resume is not None)
 
