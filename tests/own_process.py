@@ -43,7 +43,7 @@ except ImportError as error:
 assert sys.modules[{library!r}] is None
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
