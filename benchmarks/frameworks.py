@@ -87,6 +87,7 @@ def _epochs_of(name: str, config: DataConfig) -> Iterator[Callable[[int], None]]
     process = context.Process(target=_serve, args=(theirs, name, config), daemon=True)
     process.start()
     theirs.close()
+    ours.recv()  # it has imported and checked: nothing of that beside what is measured
 
     def epochs(count: int) -> None:
         ours.send(count)
@@ -113,6 +114,7 @@ def _serve(connection: Connection, name: str, config: DataConfig) -> None:
     if name.endswith("as_dataset()"):
         loader = module.DataLoader(config, **settings).as_dataset()
     first = next(iter(check.spec))
+    connection.send(0)
     while True:
         try:
             count = connection.recv()
