@@ -80,13 +80,13 @@ def test_every_dtype_is_tensorflows_own(
     assert_rows({"values": tf.stack(rows).numpy()}, range(10), attributes)
 
 
-@pytest.mark.parametrize("shape", [(3000,), (5,)], ids=["large rows", "small rows"])
+@pytest.mark.parametrize("length", [3000, 1000], ids=["large rows", "small rows"])
 def test_tensors_lie_on_the_batchs_own_memory(
-    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    attributes = [Attribute("pixels", "uint8", shape), Attribute("half", "bfloat16", (2,))]
+    attributes = [Attribute("pixels", "bfloat16", (length // 2,))]
     the_config = DataConfig("rows", attributes, **memory)
-    save(the_config, make(range(COUNT), attributes))
+    save(the_config, make(range(210), attributes))
     gathered: list[dict[str, int]] = []
     convert = DataLoader._convert
 
@@ -95,7 +95,7 @@ def test_tensors_lie_on_the_batchs_own_memory(
         return convert(self, arrays)
 
     monkeypatch.setattr(DataLoader, "_convert", seen)
-    loader = DataLoader(the_config, batch_size=40)
+    loader = DataLoader(the_config, batch_size=70)
     for batches in (loader, loader.as_dataset()):
         gathered.clear()
         for number, batch in enumerate(batches):

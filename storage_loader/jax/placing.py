@@ -143,8 +143,8 @@ def _canonical(leaf: int, array: Array) -> Array:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if dtype == array.dtype:
         return array
-    limits = np.iinfo(dtype)
-    if array.size and (array.min() < limits.min or array.max() > limits.max):
-        wrong = np.argwhere((array < limits.min) | (array > limits.max))
+    narrow = array.astype(dtype)
+    if not (narrow == array).all():
+        wrong = np.argwhere(narrow != array)
         raise TooWide(leaf, array, tuple(wrong[0].tolist()), dtype)
-    return array.astype(dtype)
+    return narrow

@@ -141,7 +141,7 @@ def _group(
         for a in schema:
             if a.name in shared:
                 array = shared[a.name][i * size : (i + 1) * size]
-                if memory is not None and memory.is_for_all:
+                if memory is not None and memory.wants(array.nbytes):
                     array, shares = _empty(a, size, memory), array
                     array[...] = shares
             elif memory is None:

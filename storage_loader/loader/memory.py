@@ -19,8 +19,11 @@ _KEPT = 2  # free pieces of one size: a consumer holds one batch while the next 
 class Memory(Protocol):
     """Memory of one batch, which is asked for one attribute at a time."""
 
-    is_for_all: bool
-    """Whether small rows, which are gathered for many batches at once, must be copied there too."""
+    def wants(self, nbytes: int) -> bool:
+        """Whether small rows, gathered for many batches at once, must be copied there too.
+
+        `nbytes`: of one batch's. Where they need not, a batch has its slice of what was gathered.
+        """
 
     def empty(self, nbytes: int) -> Array:
         """Bytes, shape (nbytes,), of this batch alone and of no attribute given before."""
@@ -38,10 +41,11 @@ class AlignedMemory:
     every large piece back at once: 2 ms against 0.2 ms for 3 MB.
     """
 
-    is_for_all = True
-
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}  # by size
+
+    def wants(self, nbytes: int) -> bool:
+        return nbytes >= _LARGE_NBYTES  # a framework copies less as fast as we would
 
     def empty(self, nbytes: int) -> Array:
         if nbytes < _LARGE_NBYTES:

@@ -21,7 +21,8 @@ _pid = os.getpid()  # of the process that imported this
 class TensorMemory(AlignedMemory):
     """Memory in which torch gathers large rows; see `AlignedMemory`."""
 
-    is_for_all = False
+    def wants(self, nbytes: int) -> bool:
+        return False
 
     def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
         # In a process that was forked, torch would wait for threads that are not there.

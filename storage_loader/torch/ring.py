@@ -29,8 +29,6 @@ _ALIGNMENT = 64  # bytes
 class Slot:
     """Pinned memory of one batch at a time: a `Memory` of the gather, from `begin` to `event`."""
 
-    is_for_all = True
-
     def __init__(self, pinned: Callable[[int], torch.Tensor]) -> None:
         self.event: Event | None = None  # of the copy of what is in it
         self._pinned = pinned
@@ -55,6 +53,10 @@ class Slot:
         """See `Memory`."""
         room: Array = self._empty(nbytes).numpy()
         return room
+
+    def wants(self, nbytes: int) -> bool:
+        """See `Memory`."""
+        return True
 
     def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
         """See `Memory`."""
