@@ -27,7 +27,7 @@ from threads import running
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
-from storage_loader.loader.cache import CacheFile
+from storage_loader.loader.cache_file import CacheFile
 
 ROWS = 400
 

@@ -16,7 +16,8 @@ from ..errors import ChecksumError
 from ..ranges import Range, coalesce
 from ..store import Buffer
 from .blocks import Checksums
-from .cache import PAGE, Cache, CacheFile, Writer
+from .cache import Cache
+from .cache_file import PAGE, CacheFile, Writer
 from .objects import Objects
 from .order import Rows
 from .parts import Array, void_rows

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..catalog import StoredObject
 from .blocks import ObjectRows, by_object, needed_blocks
-from .cache import Cache, CacheFullError
+from .cache import Cache
+from .cache_file import CacheFullError
 from .gather import Copies, Ready, gathered
 from .held import Blocks, HeldObject
 from .objects import Objects

@@ -1,0 +1,295 @@
+"""A file that holds an object of a network store on this machine, whole or in part.
+
+It is a sparse copy of its object, followed by a flag for each block that is there, one for the
+checksum table, and how much of the disk the file may come to take. The flags only save requests:
+whoever maps the file verifies each block by its checksum before first use, so a file that was
+damaged or cut short, or whose process died while it wrote, is fetched again where it is wrong.
+
+Processes share the files. Who fetches blocks holds a lock on their flags meanwhile, so that
+each is fetched once; who has a file open holds a shared lock on the file, and only a file
+without one is evicted. Both locks belong to an open file: they end with their holder.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..store import Buffer, read_pieces
+
+PAGE = 4096  # bytes of the disk that are taken together
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_WRITE_NBYTES = 2**18
+_POLL = 0.005  # s between attempts to get a lock that another process holds ...
+_MAX_POLL = 0.1  # ... doubling up to here
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_RESERVED_NBYTES = 8  # at a cache file's end: what it may come to take
+_ATTEMPTS = 10
+
+
+class CacheFullError(Exception):
+    """The disk took no more: what was to be kept goes through memory."""
+
+
+class CacheFile:
+    """One object's bytes as far as they were fetched; see this module."""
+
+    def __init__(self, path: Path, nbytes: int, num_blocks: int) -> None:
+        self._flags_start, self._num_flags = nbytes, num_blocks + 1
+        size = nbytes + self._num_flags + _RESERVED_NBYTES
+        self._descriptor = -1
+        self._descriptor = _open_shared(path, size)
+        try:
+            os.ftruncate(self._descriptor, size)
+            os.utime(self._descriptor)  # last used now
+            mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
+        except BaseException:
+            self.close()
+            raise
+        self.data = memoryview(mapped)[:nbytes]
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """By place in the checksum table: whether the block is there, as far as is known."""
+        return self._flags()[:-1]
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the checksum table is there, as far as is known."""
+        return bool(self._flags()[-1])
+
+    def _flags(self) -> npt.NDArray[np.bool_]:
+        # Not through the map: touching it would have the kernel fill its cache with the empty
+        # megabytes around, page by page.
+        data = os.pread(self._descriptor, self._num_flags, self._flags_start)
+        return np.equal(np.frombuffer(data.ljust(self._num_flags, b"\0"), np.uint8), 1)
+
+    def growth(self, nbytes: int) -> int:
+        """By how much what is reserved grows where `nbytes` more are: at most to all of it."""
+        found = os.fstat(self._descriptor)
+        whole = -(-found.st_size // PAGE) * PAGE
+        return max(0, min(nbytes, whole - _reserved_nbytes(self._descriptor, found)))
+
+    def reserve(self, nbytes: int) -> None:
+        """Note that it is going to take `nbytes` more of the disk."""
+        if nbytes:
+            found = os.fstat(self._descriptor)
+            _set_reserved(
+                self._descriptor, found, _reserved_nbytes(self._descriptor, found) + nbytes
+            )
+
+    @contextmanager
+    def fetching(self, first: int, stop: int, ended: threading.Event) -> Iterator[None]:
+        """Hold the lock on the flags `first` to `stop`, so that no other process fetches these.
+
+        Where the system has no such locks, processes may fetch the same. Gives way without the
+        lock once `ended` is set.
+        """
+        pause = _POLL
+        while not self._locked(fcntl.F_WRLCK, first, stop):
+            if ended.wait(pause):
+                break
+            pause = min(2 * pause, _MAX_POLL)
+        try:
+            yield
+        finally:
+            self._locked(fcntl.F_UNLCK, first, stop)
+
+    def _locked(self, kind: int, first: int, stop: int) -> bool:
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            return True
+        wanted = struct.pack(
+            "hhqqi4x", kind, os.SEEK_SET, self._flags_start + first, stop - first, 0
+        )
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def read(self, start: int, end: int) -> Iterator[Buffer]:
+        """Bytes of the object in pieces; see `read_pieces`."""
+        return read_pieces(self._descriptor, start, end)
+
+    def write(self, offset: int, *data: Buffer) -> None:
+        """Put bytes, one buffer after another, where they lie in the object.
+
+        Raises `CacheFullError`.
+        """
+        self._write(offset, [memoryview(part).cast("B") for part in data])
+
+    def mark(self, first: int, stop: int) -> None:
+        """Blocks `first` to `stop` are there; the table is the one after the last."""
+        self._write(self._flags_start + first, [memoryview(b"\1" * (stop - first))])
+
+    def mark_table(self) -> None:
+        """The checksum table is there."""
+        self.mark(self._num_flags - 1, self._num_flags)
+
+    def _write(self, offset: int, data: Sequence[memoryview]) -> None:
+        # Not through the map: a write to a map on a full disk kills the process.
+        rest = list(data)
+        try:
+            while rest:
+                written = os.pwritev(self._descriptor, rest, offset)
+                offset += written
+                while rest and written >= rest[0].nbytes:
+                    written -= rest.pop(0).nbytes
+                if rest:
+                    rest[0] = rest[0][written:]
+        except OSError as error:
+            if error.errno in FULL:
+                raise CacheFullError from error
+            raise
+
+    def close(self) -> None:
+        """Close the file; the map lives on, and holds the lock, as long as its views."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Writer:
+    """Writes of consecutive bytes joined and cut at multiples of 256 KiB.
+
+    Their pages in the kernel's cache are then large and in a row, which makes writing them
+    cheaper, and copying rows from their map. Leave the `with` to write what is left.
+    """
+
+    def __init__(self, file: CacheFile) -> None:
+        self._file = file
+        self._start = self._end = 0
+        self._held: list[memoryview] = []
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            self._flush(self._end)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Put bytes where they lie in the object, now or later. Raises `CacheFullError`."""
+        if offset != self._end:
+            self._flush(self._end)
+            self._start = offset
+        self._held.append(data)
+        self._end = offset + data.nbytes
+        self._flush(self._end - self._end % _WRITE_NBYTES)
+
+    def _flush(self, end: int) -> None:
+        """Write what lies before `end`."""
+        if end <= self._start:
+            return
+        last = self._held.pop()
+        kept = self._end - end
+        self._file.write(self._start, *self._held, last[: last.nbytes - kept])
+        self._held = [last[last.nbytes - kept :]] if kept else []
+        self._start = end
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and its parents for this user alone: `Path.mkdir` lets others into parents."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_made(path: Path) -> int:
+    """A file of this user alone, and the folders to it: somebody may remove these meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            make_private(path.parent)
+            return os.open(path, _FLAGS, 0o600)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _open_shared(path: Path, size: int) -> int:
+    """The file, empty or of this size, with the lock that keeps it from eviction."""
+    while True:
+        try:
+            descriptor = open_made(path)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            path.unlink(missing_ok=True)  # a link: not ours, and never followed
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            found = os.fstat(descriptor)
+            if found.st_nlink and found.st_size in (0, size):
+                return descriptor
+            if found.st_nlink:
+                # Not what we write. Another file takes its name: were this one cut, a process
+                # that has it mapped would die.
+                path.unlink(missing_ok=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # evicted between opening and locking, or replaced
+
+
+def _reserved_nbytes(descriptor: int, found: os.stat_result) -> int:
+    """Bytes of the disk that a cache file takes or may come to take."""
+    place = max(0, found.st_size - _RESERVED_NBYTES)
+    noted = int.from_bytes(os.pread(descriptor, _RESERVED_NBYTES, place), "little")
+    return max(found.st_blocks * 512, min(noted, -(-found.st_size // PAGE) * PAGE))
+
+
+def _set_reserved(descriptor: int, found: os.stat_result, nbytes: int) -> None:
+    place = max(0, found.st_size - _RESERVED_NBYTES)
+    os.pwrite(descriptor, nbytes.to_bytes(_RESERVED_NBYTES, "little"), place)
+    os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))  # that was no use of it
+
+
+def _lock_alone(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def delete_unused(path: Path) -> bool:
+    """Delete a cache file unless somebody has it open; whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _lock_alone(descriptor):
+            return False
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def taken_nbytes(path: Path) -> int:
+    """See `_reserved_nbytes`; what was reserved in vain, for a file that nobody uses, goes."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        reserved, nbytes = _reserved_nbytes(descriptor, found), found.st_blocks * 512
+        if reserved > nbytes and _lock_alone(descriptor):
+            _set_reserved(descriptor, found, nbytes)
+            return nbytes
+        return reserved
+    finally:
+        os.close(descriptor)
