@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
@@ -76,8 +77,13 @@ def _sample(at: float, last: Stats, now: Stats) -> Sample:
     return Sample(at, (now.rows - last.rows) / seconds, min(1.0, max(0.0, waited / seconds)))
 
 
-def require_plot() -> None:
+def require_plot(path: str | os.PathLike[str]) -> None:
     """Raises `ConfigError` where nothing can be plotted, before anything is measured."""
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--plot {os.fspath(path)}: no file can be made in {folder}")
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"--plot {os.fspath(path)}: it will be a PNG image; name it .png")
     try:
         import matplotlib.figure  # noqa: F401, PLC0415  optional
     except ImportError as error:

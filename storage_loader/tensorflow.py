@@ -56,6 +56,8 @@ class DataLoader(loader.DataLoader):
         options = tf.data.Options()
         # Ranks read their own rows; each worker taking a share of a rank's would lose some.
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        # TensorFlow would take batches ahead unasked, and a state counts what was taken.
+        options.experimental_optimization.inject_prefetch = False
         return dataset.with_options(options)
 
     @property

@@ -251,6 +251,8 @@ def test_values_are_cast_or_refused() -> None:
     assert taken([255], "uint8").tolist() == [255]
     with pytest.raises(CastError, match=r"attribute 'x': row 1 holds 256 \(int64\), out of range"):
         taken([3, 256], "uint8")
+    with pytest.raises(CastError, match=rf"row 1 holds {2**63} \(uint64\), out of range in int64"):
+        taken([1, 2**63], "int64")
     with pytest.raises(CastError, match=r"attribute 'x': row 0 holds 1.0 \(float64\)"):
         taken([1, 2.5], "uint64")
     with pytest.raises(CastError, match=r"attribute 'x': row 0 holds -1.0 \(float64\)"):

@@ -726,6 +726,13 @@ def test_no_dataset_names_what_there_is(storage: dict[str, str]) -> None:
         f"no dataset 'rows' with additional {{'split': 'tain'}} in {url}; 'rows' exists with "
         "additional: {'split': 'test', 'version': 1}, {'split': 'train', 'version': 1}"
     )
+    killed = config(storage, "killed")
+    store.put(f"{killed.dataset_prefix}/objects/left.h5", b"of a saver that was killed")
+    assert message(killed) == (
+        f"no dataset 'killed' in {url}; nothing of 'killed' was committed yet: a saver is at work, "
+        "or was killed (storage-loader gc removes what it left)"
+    )
+    store.delete([f"{killed.dataset_prefix}/objects/left.h5"])
     for number in range(13):
         save(config(storage, f"more{number:02}"), make([1]))
     assert message(absent).endswith("'more10', 'more11' and 2 more")

@@ -220,6 +220,10 @@ def test_errors_are_one_line(
     path = next(Path(filled).rglob("other/*/dataset.json"))
     path.write_text("{}")
     assert said("ls", filled).startswith(f"error: file://{path}: format None;")
+    module = [sys.executable, "-m", "storage_loader", "info", filled, "absent"]
+    done = subprocess.run(module, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
     assert "rows in 1 objects" in run("info", filled, "rows", "-w", "split=test").stdout
 
 
@@ -372,6 +376,19 @@ def test_bench_plots(saved_config: str, tmp_path: Path) -> None:
     png = tmp_path / "bench.png"
     assert run("bench", saved_config, "--plot", str(png)).exit_code == 0
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_refuses_a_plot_that_cannot_be_made_before_it_measures(
+    saved_config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    absent = tmp_path / "absent"
+    said = failing(monkeypatch, capsys, "bench", saved_config, "--plot", str(absent / "x.png"))
+    assert said == f"error: --plot {absent}/x.png: no file can be made in {absent}\n"
+    said = failing(monkeypatch, capsys, "bench", saved_config, "--plot", str(tmp_path / "x.svg"))
+    assert said == f"error: --plot {tmp_path}/x.svg: it will be a PNG image; name it .png\n"
 
 
 def test_bench_says_what_is_missing(

@@ -350,6 +350,8 @@ def test_wrong_arguments(hundred: DataConfig) -> None:
         with pytest.raises(ConfigError) as caught:
             DataLoader(hundred, shuffle=wrong)  # type: ignore[arg-type]
         assert str(caught.value) == f"shuffle {wrong!r}: False, True or 'global'"
+    with pytest.raises(ConfigError, match=r"^cache_dir: a folder's path, not 3$"):
+        DataLoader(hundred, cache_dir=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^transform: a function of the batch, not 5$"):
         DataLoader(hundred, transform=5)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match=r"'batchsize'; did you mean 'batch_size'\?$"):

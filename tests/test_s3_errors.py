@@ -574,6 +574,21 @@ def test_no_keys_at_all(answers: Answers, client: Callable[[S3Place], Store]) ->
     assert answers.requests == []
 
 
+def test_one_key_of_two_in_the_environment(
+    answers: Answers, client: Callable[[S3Place], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    place = S3Place("bucket", "p", answers.endpoint, "us-east-1")
+    for work in VERBS.values():
+        with pytest.raises(PermissionDeniedError) as caught:
+            work(client(place))
+        assert str(caught.value) == (
+            f"{place.url} at {place.endpoint}: AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is "
+            "not; set both, or give access_key= and secret_key="
+        )
+    assert answers.requests == []
+
+
 def test_the_environment_fills_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

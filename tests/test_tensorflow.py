@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,18 @@ def test_a_state_goes_on_in_a_loop_and_in_a_dataset(memory: dict[str, str]) -> N
     with pytest.raises(tf.errors.UnknownError, match=r"call as_dataset\(\) again"):
         list(dataset)
     assert flat(rows_of(loader.as_dataset())) == expected[40:]
+
+
+def test_a_state_counts_what_was_received_however_long_a_step_takes(memory: dict[str, str]) -> None:
+    """tf.data takes batches ahead of its own accord, unless it is told not to."""
+    loader = DataLoader(fill(memory), batch_size=10, shuffle=True, seed=1)
+    batches = iter(loader.as_dataset())
+    counted = []
+    for _ in range(5):
+        next(batches)
+        time.sleep(0.1)  # in which tf.data would take another
+        counted.append(loader.state_dict()["rows"])
+    assert counted == [10, 20, 30, 40, 50]
 
 
 # tf.distribute

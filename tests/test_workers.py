@@ -219,6 +219,39 @@ def test_what_cannot_be_sent_is_an_error(stored: DataConfig) -> None:
         list(DataLoader(stored, batch_size=ROWS, transform=unpicklable_result, num_workers=1))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-c"], "num_workers: a worker process cannot load the transform (Can't get attribute"),
+        (["-"], "what is read from standard input cannot be imported"),
+    ],
+    ids=["python -c", "standard input"],
+)
+def test_a_transform_that_workers_cannot_import_is_an_error(
+    folder: dict[str, str], stored: DataConfig, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    place = tmp_path / "config.json"
+    stored.save(place)
+    script = f"""
+from storage_loader import DataConfig, DataLoader
+def transform(batch): return batch
+if __name__ == "__main__":
+    config = DataConfig.load({str(place)!r})
+    list(DataLoader(config, transform=transform, num_workers=1))
+"""
+    from_input = arguments == ["-"]
+    done = subprocess.run(
+        [sys.executable, *arguments, *([] if from_input else [script])],
+        input=script if from_input else None,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
 def test_an_early_exit_ends_the_workers(stored: DataConfig) -> None:
     loader = DataLoader(stored, batch_size=8, transform=double, num_workers=2)
     for batch in loader:

@@ -80,6 +80,8 @@ class Catalog:
             raise SchemaError(
                 f"dataset {self.config.dataset_name!r} in {self.store.url} has other attributes:"
                 + "".join(f"\n  {line}" for line in differences)
+                + "\nto read it, leave attributes out of the config; to save these, give another "
+                "dataset_name or additional, or delete the dataset first"
             )
 
     def require_schema(self) -> Schema:
@@ -103,6 +105,11 @@ class Catalog:
             shown = ", ".join(str(v["additional"]) for v in variants[:_SHOWN])
             return f"{name!r} exists with additional: {shown}"
         names = list(self.store.list_folders())
+        if name in names:
+            return (
+                f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
+                "(storage-loader gc removes what it left)"
+            )
         if not names:
             return self.store.absence() or "the storage holds no dataset"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -51,7 +51,7 @@ def bench_command(
     CONFIG is a file that DataConfig.save wrote. Ctrl-C prints what was measured so far.
     """
     if png is not None:
-        require_plot()
+        require_plot(png)
     loaded = config_at(config)
     order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
     loader = DataLoader(loaded, shuffle=order, **settings)

@@ -47,6 +47,8 @@ class View:
             raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform: a function of the batch, not {transform!r}")
+        if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+            raise ConfigError(f"cache_dir: a folder's path, not {cache_dir!r}")
         self.config = config
         self._attributes = attributes
         self._wanted_version = version

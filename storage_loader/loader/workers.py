@@ -112,7 +112,8 @@ class Workers(Generic[T]):
         return LoaderError(
             f"worker process {process.pid} ended with exit code {process.exitcode} before it "
             "handed its batch back; was it killed, or out of memory? A script that uses "
-            "num_workers needs the guard `if __name__ == '__main__':`, since workers import it"
+            "num_workers needs the guard `if __name__ == '__main__':`, since workers import it; "
+            "what is read from standard input cannot be imported"
         )
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ def _serve(connection: socket.socket, payload: bytes) -> None:
     """A worker's life: it ends when the parent closes the connection or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    failure, job = _tried(lambda: pickle.loads(payload))
+    failure, job = _tried(partial(_loaded, payload))
     while True:
         try:
             task = _unpack(_receive_file(connection))
@@ -190,6 +191,16 @@ def _tried(work: Callable[[], Any]) -> tuple[str | None, Any]:
     except Exception as error:
         text = str(error) if isinstance(error, TransformError) else f"in a worker: {error!r}"
         return f"{text}\n\n{traceback.format_exc()}", None
+
+
+def _loaded(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        raise TransformError(
+            f"num_workers: a worker process cannot load the transform ({error}); define it in a "
+            "module, since workers import neither a notebook nor `python -c`"
+        ) from error
 
 
 def _end_with_parent() -> None:

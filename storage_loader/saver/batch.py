@@ -62,7 +62,11 @@ def _array(value: object, attribute: Attribute) -> Array:
         return np.zeros((0, *attribute.shape), attribute.numpy_dtype)  # no rows of any shape
     if array.dtype == object:
         array = _stacked(array, name)
-    if array.dtype == np.float64 and attribute.dtype == "uint64" and not hasattr(value, "dtype"):
+    if (
+        array.dtype == np.float64
+        and attribute.numpy_dtype.kind in "iu"
+        and not hasattr(value, "dtype")
+    ):
         array = _large_integers(value, array)
     if array.dtype.kind not in "biufc" and array.dtype != ml_dtypes.bfloat16:
         raise SchemaError(

@@ -42,7 +42,7 @@ from .base import (
 )
 from .keys import Keys
 from .s3_place import THREADS, Failure, S3Place, raise_mapped
-from .s3_profile import profile_session
+from .s3_profile import has_environment_keys, profile_session
 
 
 class MinioS3(Store):
@@ -82,7 +82,7 @@ class MinioS3(Store):
             return StaticProvider(place.access_key, place.secret_key)
         if self._keys is not None:
             return _KeysProvider(self._keys)
-        if os.environ.get("AWS_ACCESS_KEY_ID"):
+        if has_environment_keys(place):
             return EnvAWSProvider()
         session = profile_session(place)
         return IamAwsProvider() if session is None else _ProfileProvider(session)

@@ -28,7 +28,7 @@ from .base import (
 )
 from .keys import Keys
 from .s3_place import Failure, S3Place, raise_mapped
-from .s3_profile import profile_session
+from .s3_profile import has_environment_keys, profile_session
 
 SINGLE_PUT = 64 * 2**20  # one PUT up to here beats parts by 1.14; above, 4 parts of 16 MiB at once
 PART = 16 * 2**20
@@ -78,7 +78,7 @@ class ObstoreS3(Store):
             }
         elif self._keys is not None:
             options["credential_provider"] = self._keys.for_obstore
-        elif not os.environ.get("AWS_ACCESS_KEY_ID"):
+        elif not has_environment_keys(place):
             session = profile_session(place)
             if session is not None:
                 from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  optional

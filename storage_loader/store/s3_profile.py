@@ -1,11 +1,24 @@
-"""Keys of an AWS profile or SSO, through boto3: the optional extra `aws`."""
+"""Keys that no config names: the environment's, or an AWS profile's or SSO's through boto3."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ..errors import PermissionDeniedError
 from .s3_place import S3Place
+
+
+def has_environment_keys(place: S3Place) -> bool:
+    """Whether the environment holds keys; `PermissionDeniedError` where it holds one alone."""
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        return False
+    if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+        raise PermissionDeniedError(
+            f"{place.url} at {place.server}: AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is "
+            "not; set both, or give access_key= and secret_key="
+        )
+    return True
 
 
 def profile_session(place: S3Place) -> Any:
