@@ -6,9 +6,11 @@ exception. Those that read the newest version may lose objects only after `keep`
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import resource
 import time
 import traceback
 from collections import Counter
@@ -47,6 +49,9 @@ from .soak_rows import (
     rows_of_commits,
     writer_of,
 )
+
+FILES = 1024  # that a process may open
+_M_ARENA_MAX = -8  # of malloc.h
 
 BATCH = 50  # rows, of a saver
 SAVING_REST = 0.7  # seconds between batches
@@ -141,6 +146,11 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 def act(task: Task) -> None:
     """All that a process does."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(_M_ARENA_MAX, 1)
     journal = Journal(task.journal)
     try:
         ROLES[task.role](task, journal)
@@ -248,7 +258,6 @@ def load_rows(task: Task, journal: Journal) -> None:
     while True:
         begun = time.monotonic()
         loader = _loader(task, task.rows, seeds)
-        journal.note("opening", objects=len(loader.open().objects))
         commits, counts = loader.version.commits, rows_of_commits(loader)
         opened = time.monotonic()
         for epoch in range(EPOCHS):

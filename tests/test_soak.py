@@ -174,7 +174,9 @@ def test_what_is_flat() -> None:
     grows = [(at, value + at) for at, value in level]  # 137 in the second, 187 in the last quarter
     row = flat("memory, x", "MB", grows, 100, 0.1, 8)
     assert not row.holds
-    assert row.at_most == pytest.approx(137 * 1.1 + 8)
+    assert row.at_most == pytest.approx(131 * 1.1 + 8)
+    bursts = [(at, value + 200 * (at > 75 and at % 2)) for at, value in level]
+    assert flat("memory, x", "MB", bursts, 100, 0.1, 8).holds
     assert len(row.curve) == POINTS
     assert flat(f"memory, {KILLED}", "MB", grows, 100, 0.1, 8).holds is None
     with pytest.raises(ValueError, match="no samples of the second or the last quarter"):
