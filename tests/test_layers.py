@@ -36,6 +36,7 @@ LAYERS = {
     "torch": 6,
     "bench": 6,
     "cli": 7,
+    "__main__": 8,
 }
 
 # Foreign libraries that only one unit may import.
