@@ -32,6 +32,7 @@ BATCH = 64
 STEP = 512  # rows saved at once
 NUMPY = "numpy"
 SHARDED = "jax, sharding="
+BY_HAND = "numpy, and jax.device_put of each batch"
 # By what is measured: the module of its loader, the framework it needs, the least ratio.
 LOADERS: dict[str, tuple[str, str, float | None]] = {
     "torch": ("storage_loader.torch", "torch", 0.95),
@@ -39,6 +40,7 @@ LOADERS: dict[str, tuple[str, str, float | None]] = {
     "tensorflow, as_dataset()": ("storage_loader.tensorflow", "tensorflow", None),
     "jax": ("storage_loader.jax", "jax", 0.7),
     SHARDED: ("storage_loader.jax", "jax", 0.7),
+    BY_HAND: ("storage_loader", "jax", None),
 }
 
 
@@ -111,6 +113,7 @@ def _serve(connection: Connection, name: str, config: DataConfig) -> None:
     check = module.DataLoader(config, extras=("row",), **settings)
     check_rows((np.asarray(loaded["row"]) for loaded in check), check.num_rows)
     loader: Iterable[Any] = module.DataLoader(config, **settings)
+    place = importlib.import_module("jax").device_put if name == BY_HAND else None
     if name.endswith("as_dataset()"):
         loader = module.DataLoader(config, **settings).as_dataset()
     first = next(iter(check.spec))
@@ -122,7 +125,8 @@ def _serve(connection: Connection, name: str, config: DataConfig) -> None:
             return
         for _ in range(count):
             for loaded in loader:
-                np.asarray(loaded[first]).flat[0]
+                taken = loaded if place is None else place(loaded)
+                np.asarray(taken[first]).flat[0]
         connection.send(count)
 
 
