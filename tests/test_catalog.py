@@ -859,6 +859,35 @@ def test_a_dataset_that_is_deleted_while_it_is_read_does_not_exist(
         Dataset(config(memory)).open()
 
 
+@pytest.mark.parametrize("read", ["snapshot", "log"])
+def test_a_reader_gets_on_however_many_commits_come_and_go(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """Whenever all commits are listed a new one is among them, and gone before it is read."""
+    versions_of(config(memory), 5)
+    plain = MemoryStore(memory["storage"])
+    kept = {i.key for i in plain.list(f"{config(memory).dataset_prefix}/metadata")}
+    left = 20
+
+    def come_and_go(call: Call) -> None:
+        nonlocal left
+        if call.kind == "list metadata" and left:
+            left -= 1
+            key = min(kept).replace("00000000000", f"9{left:010}", 1)
+            plain.put(key, bytes(plain.get(min(kept))))
+        elif call.kind == "get commit" and call.key not in kept:
+            plain.delete([call.key])
+
+    stores = watch(monkeypatch, before=come_and_go)
+    if read == "snapshot":
+        assert Dataset(config(memory))[:]["row"].tolist() == list(range(5))
+    else:
+        assert [entry.num_rows for entry in storage_loader.commit_log(config(memory))] == [1] * 5
+    asked = [call.key for call in stores[0].calls if call.kind == "get commit"]
+    assert sorted(key for key in asked if key in kept) == sorted(kept)  # each once
+    assert len(asked) == 5 + 20
+
+
 def test_commits_that_stay_unreadable_are_an_error(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -868,7 +897,7 @@ def test_commits_that_stay_unreadable_are_an_error(
 
     versions_of(config(memory), 2)
     stores = watch(monkeypatch, before=gone)
-    with pytest.raises(ObjectNotFoundError, match=r"metadata/0.*there is no such object"):
+    with pytest.raises(ObjectNotFoundError, match=r"metadata/0.*is listed, and there is no such"):
         Dataset(config(memory)).open()
     assert len(stores[0].kinds("list metadata")) == 3
 

@@ -48,7 +48,7 @@ def use_all(store: Store, key: str) -> list[object]:
         bytes(store.get("parent")),
         [bytes(b) for b in store.get_ranges("parent", [(5, 8), (0, 2)])],
         [[bytes(b) for b in each] for each in store.get_many([("parent", [(0, 1)])] * 3)],
-        [bytes(b) for b in store.get_all(["parent"] * 3)],
+        [bytes(b) for b in store.find_all(["parent"] * 3)],
         b"".join(store.stream("parent", 2, 6)),
         store.head("parent").nbytes,
         "parent" in {info.key for info in store.list()},
@@ -113,7 +113,7 @@ def test_a_fork_while_other_threads_read(store: Store) -> None:
                 b"012",
                 b"5",
             ]
-            assert store.get_all(["parent"] * 2) == [b"0123456789"] * 2
+            assert store.find_all(["parent"] * 2) == [b"0123456789"] * 2
             counts[i] += 1
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]

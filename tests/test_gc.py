@@ -734,8 +734,6 @@ def test_savers_refreshers_readers_and_collections_beside_each_other(
     reader sees is one refresh, whole, and appends after it, each whole."""
     the_config = config(folder, max_object_size=2**16)
     save(the_config, make(range(1000)))
-    # Commits go all the time here: a reader on a slow machine meets that more than thrice in a row.
-    monkeypatch.setattr("storage_loader.catalog.catalog._LIST_TRIES", 1000)
     stop = threading.Event()
     failures: list[BaseException] = []
     seen: list[int] = []

@@ -116,7 +116,7 @@ VERBS: dict[str, Callable[[Store], object]] = {
     "get": lambda s: bytes(s.get("a/0")),
     "ranges": lambda s: list(map(bytes, s.get_ranges("a/0", [(0, 5)]))),
     "many": lambda s: [list(map(bytes, b)) for b in s.get_many([("a/0", [(0, 5)])])],
-    "all": lambda s: list(map(bytes, s.get_all(["a/0"]))),
+    "all": lambda s: list(map(bytes, s.find_all(["a/0"]))),
     "stream": lambda s: b"".join(s.stream("a/0", 0, 900)),
     "put": lambda s: s.put("b", b"x"),
     "create": lambda s: s.put("b", b"x", create=True),
@@ -290,7 +290,7 @@ def test_of_many_only_what_failed_is_asked_again(faulty: Faulty) -> None:
     store = RetriedStore(faulty, deadline=60)
     keys = [f"a/{number}" for number in range(5)]
     faulty.faults = [None, None, busy(), None, busy()]
-    assert store.get_all(keys) == [CONTENT] * 5
+    assert store.find_all(keys) == [CONTENT] * 5
     assert len(faulty.asked) == 7
     assert {asked[1] for asked in faulty.asked} == set(keys)
     faulty.asked.clear()
@@ -303,23 +303,24 @@ def test_of_many_only_what_failed_is_asked_again(faulty: Faulty) -> None:
     faulty.faults = [None, busy()]
     wanted = [(key, ranges[: 1 + number % 3]) for number, key in enumerate(keys)]
     assert store.get_many(wanted) == [[CONTENT[s:e] for s, e in r] for _, r in wanted]
-    assert store.get_many([]) == store.get_all([]) == []
+    assert store.get_many([]) == store.find_all([]) == []
 
 
 def test_of_many_what_is_final_is_raised(faulty: Faulty, waits: list[float]) -> None:
     faulty.faults = [busy(), PermissionDeniedError("no")]
     with pytest.raises(StoreError):
-        RetriedStore(faulty, deadline=0).get_all([f"a/{n}" for n in range(5)])
+        RetriedStore(faulty, deadline=0).find_all([f"a/{n}" for n in range(5)])
     faulty.faults.clear()
     with pytest.raises(ObjectNotFoundError):
-        RetriedStore(faulty, deadline=60).get_all(["a/0", "none", "a/1"])
+        RetriedStore(faulty, deadline=60).get_many([(k, [(0, 1)]) for k in ("a/0", "none", "a/1")])
+    assert RetriedStore(faulty, deadline=60).find_all(["a/0", "none"]) == [CONTENT, None]
 
 
 def test_of_many_no_more_begin_after_a_failure(faulty: Faulty, waits: list[float]) -> None:
     """A thousand requests to a silent server would take a thousand timeouts."""
     faulty.faults = [StoreTimeoutError("x")] * 10_000
     with pytest.raises(StoreTimeoutError):
-        RetriedStore(faulty, deadline=0).get_all(["a/0"] * 1000)
+        RetriedStore(faulty, deadline=0).find_all(["a/0"] * 1000)
     assert len(faulty.asked) <= 32
 
 
@@ -365,7 +366,7 @@ def test_a_stop_ends_the_wait(faulty: Faulty, waits: list[float]) -> None:
     def get() -> None:
         asked.set()
         try:
-            store.get_all(["a/0", "a/1"])
+            store.find_all(["a/0", "a/1"])
         except StoreError as error:
             errors.append(error)
 

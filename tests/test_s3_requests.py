@@ -105,9 +105,9 @@ class InFlight:
     "work",
     [
         lambda s: s.get_many([(f"key{i}", [(i, i + 10)]) for i in range(100)]),
-        lambda s: s.get_all([f"key{i}" for i in range(100)]),
+        lambda s: s.find_all([f"key{i}" for i in range(100)]),
     ],
-    ids=["get_many", "get_all"],
+    ids=["get_many", "find_all"],
 )
 def test_many_are_in_flight_but_not_all(
     answers: Answers, store: Store, work: Callable[[Store], object]

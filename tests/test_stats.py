@@ -352,7 +352,7 @@ def test_each_verb_is_counted_and_handed_on(counted: tuple[CountedStore, Counter
     many = store.get_many([("a/b", [(0, 1)]), ("a/c", [(0, 2), (3, 6)])])
     assert [[b.nbytes for b in buffers] for buffers in many] == [[1], [2, 3]]
     assert next(new) == (3, 6, 0)
-    assert [b.nbytes for b in store.get_all(["a/b", "a/c"])] == [1000, 500]
+    assert [b.nbytes for b in store.find_all(["a/b", "a/c"])] == [1000, 500]
     assert next(new) == (2, 1500, 0)
     assert sum(np.frombuffer(p, np.uint8).size for p in store.stream("a/b", 10, 20)) == 10
     assert next(new) == (1, 10, 0)

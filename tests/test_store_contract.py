@@ -102,7 +102,7 @@ class TestStoreContract:
         for reader in (store, make_store()):
             assert reader.get("a/b") == data
             assert b"".join(reader.stream("a/b", 0, nbytes) if nbytes else []) == data
-            assert reader.get_all(["a/b"]) == [data]
+            assert reader.find_all(["a/b"]) == [data]
             info = reader.head("a/b")
             assert (info.key, info.nbytes) == ("a/b", nbytes)
             assert [(i.key, i.nbytes) for i in reader.list()] == [("a/b", nbytes)]
@@ -194,8 +194,8 @@ class TestStoreContract:
         for key in keys:
             store.put(key, key.encode())
         wanted = [*reversed(keys), keys[3], keys[3]]
-        assert store.get_all(wanted) == [key.encode() for key in wanted]
-        assert store.get_all([]) == []
+        assert store.find_all(wanted) == [key.encode() for key in wanted]
+        assert store.find_all([]) == []
         assert store.get_many([(key, [(1, len(key)), (0, 1)]) for key in wanted]) == [
             [key[1:].encode(), b"k"] for key in wanted
         ]
@@ -276,7 +276,7 @@ class TestStoreContract:
             lambda: store.get(key),
             lambda: store.get_ranges(key, [(0, 1)]),
             lambda: store.get_many([(key, [(0, 1)])]),
-            lambda: store.get_all([key]),
+            lambda: store.find_all([key]),
             lambda: list(store.stream(key, 0, 1)),
             lambda: store.put(key, b"x"),
             lambda: store.put(key, b"x", create=True),
@@ -297,7 +297,6 @@ class TestStoreContract:
                 lambda key=key: store.get(key),
                 lambda key=key: store.get_ranges(key, [(0, 1)]),
                 lambda key=key: store.get_many([("there/x", [(0, 1)]), (key, [(0, 1)])]),
-                lambda key=key: store.get_all(["there/x", key]),
                 lambda key=key: list(store.stream(key, 0, 1)),
                 lambda key=key: store.head(key),
             ]
@@ -306,6 +305,8 @@ class TestStoreContract:
                     verb()
                 assert key in str(error.value)
                 assert isinstance(error.value, FileNotFoundError)
+            assert store.find(key) is None
+            assert store.find_all([key, "there/x", key]) == [None, b"x", None]
             assert keys_of(store) == ["there/x"]
 
     # Creating

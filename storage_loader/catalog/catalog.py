@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -33,7 +34,7 @@ from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
 
-_LIST_TRIES = 3  # a reader may meet commits that are being deleted
+_TRIES = 3  # of what is listed and not there: it may be on its way out
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -153,11 +154,12 @@ class Catalog:
         return commit_id if commit_id and key == self.commit_key(commit_id) else None
 
     def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
-        """The commits of these ids; `ObjectNotFoundError` where one is gone."""
+        """Those of the commits that are there."""
         keys = [self.commit_key(i) for i in ids]
         return {
             i: Commit.from_bytes(bytes(data), schema, place=f"{self.store.url}/{key}")
-            for i, key, data in zip(ids, keys, self.store.get_all(keys), strict=True)
+            for i, key, data in zip(ids, keys, self.store.find_all(keys), strict=True)
+            if data is not None
         }
 
     def read_everything(self) -> tuple[Schema | None, dict[CommitId, StoredCommit]]:
@@ -165,24 +167,23 @@ class Catalog:
 
         Raises `FormatError` where any of them cannot be read.
         """
-        problem: StorageLoaderError
-        for _ in range(_LIST_TRIES):
+        listing = _Listing(self)
+        without_schema = 0
+        while True:
             infos = self.commit_infos()  # first: dataset.json is there before any commit
             schema = self.read_schema()
             if schema is None:
-                problem = FormatError(
-                    f"{self.store.url}/{self.prefix}: there are commits, but no dataset.json"
-                )
-                if infos:  # or it is being deleted
-                    continue
-                return None, {}
-            try:
-                commits = self.read_commits(schema, sorted(infos))
-            except ObjectNotFoundError as error:
-                problem = error
-            else:
+                if not infos:
+                    return None, {}
+                without_schema += 1  # or it is being deleted
+                if without_schema == _TRIES:
+                    raise FormatError(
+                        f"{self.store.url}/{self.prefix}: there are commits, but no dataset.json"
+                    )
+                continue
+            commits = listing.read(schema, sorted(infos))
+            if commits is not None:
                 return schema, {i: StoredCommit(one, infos[i]) for i, one in commits.items()}
-        raise problem
 
     def publish(
         self,
@@ -286,21 +287,16 @@ class Catalog:
         self, version: Version | Sequence[str] | None = None
     ) -> tuple[Schema, list[CommitId], dict[CommitId, Commit]]:
         """The schema, and all commits there are, or those that a version names, in order."""
-        tries_left = _LIST_TRIES
+        listing = _Listing(self)
         while True:
             schema, ids = self.require_schema(), self.commit_ids()
             if version is not None:
                 ids = named_ids(version, ids)
-            try:
-                commits = self.read_commits(schema, ids)
-            except ObjectNotFoundError:
-                tries_left -= 1
-                if not tries_left:
-                    raise
-                continue
-            if version is not None:
-                _check_not_barred(commits)
-            return schema, ids, commits
+            commits = listing.read(schema, ids)
+            if commits is not None:
+                if version is not None:
+                    _check_not_barred(commits)
+                return schema, ids, commits
 
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.
@@ -325,6 +321,42 @@ class Catalog:
         self.store.delete([key for key in keys if key not in last])
         for key in last:
             self.store.delete([key])
+
+
+class _Listing:
+    """Reads all commits of a list that others change meanwhile.
+
+    What is deleted while it is read is not in the next list, and what was read once is not asked
+    for again: so that a reader gets on however many commits there are, and however fast they go.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._schema: Schema | None = None
+        self._read: dict[CommitId, Commit] = {}
+        self._missed: Counter[CommitId] = Counter()
+
+    def read(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit] | None:
+        """The commits of these ids; None where one was not there, for another list.
+
+        Raises `ObjectNotFoundError` where it is not for the third time.
+        """
+        if schema != self._schema:  # another dataset of that name
+            self._schema, self._read = schema, {}
+        left = [i for i in ids if i not in self._read]
+        self._read |= self._catalog.read_commits(schema, left)
+        for commit_id in left:
+            if commit_id in self._read:
+                continue
+            self._missed[commit_id] += 1
+            if self._missed[commit_id] == _TRIES:
+                key = self._catalog.commit_key(commit_id)
+                raise ObjectNotFoundError(
+                    f"{self._catalog.store.url}/{key}: it is listed, and there is no such object"
+                )
+        if any(i not in self._read for i in left):
+            return None
+        return {i: self._read[i] for i in ids}
 
 
 def stored_datasets(

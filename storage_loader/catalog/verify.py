@@ -148,21 +148,21 @@ def _read_commits(
     ids = catalog.commit_ids()
     try:
         return catalog.read_commits(schema, ids)
-    except (FormatError, ObjectNotFoundError):
-        one_by_one = {i: _read_commit(catalog, schema, i, note) for i in ids}
-        return {i: commit for i, commit in one_by_one.items() if commit is not None}
+    except FormatError:
+        readable: dict[CommitId, Commit] = {}
+        for commit_id in ids:
+            readable |= _read_commit(catalog, schema, commit_id, note)
+        return readable
 
 
 def _read_commit(
     catalog: Catalog, schema: Schema, commit_id: CommitId, note: Callable[[Problem], None]
-) -> Commit | None:
+) -> dict[CommitId, Commit]:
     try:
-        return catalog.read_commits(schema, [commit_id])[commit_id]
-    except ObjectNotFoundError:
-        return None
+        return catalog.read_commits(schema, [commit_id])
     except FormatError as error:
         note(Problem(catalog.config.dataset_name, str(error), str(commit_id)))
-        return None
+        return {}
 
 
 def _in_threads(

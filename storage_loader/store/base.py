@@ -11,7 +11,7 @@ from datetime import datetime
 import xxhash
 from typing_extensions import Buffer
 
-from ..errors import ObjectShortError, StoreError
+from ..errors import ObjectNotFoundError, ObjectShortError, StoreError
 from ..ranges import Range
 
 STREAM_CHUNK = 2**18  # hashed and written while received; 2 MiB chunks are 0.85 of this
@@ -67,9 +67,16 @@ class Store(ABC):
         """`get_ranges` of several objects, many in flight where that pays."""
         return [self.get_ranges(key, ranges) for key, ranges in requests]
 
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        """`get` of several objects, many in flight where that pays."""
-        return [self.get(key) for key in keys]
+    def find(self, key: str) -> memoryview | None:
+        """`get`; None where there is no such object."""
+        try:
+            return self.get(key)
+        except ObjectNotFoundError:
+            return None
+
+    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
+        """`find` of several objects, many in flight where that pays."""
+        return [self.find(key) for key in keys]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         """Bytes start to end (at least one) of an object in pieces, as they arrive.

@@ -77,9 +77,11 @@ class CountedStore(Store):
         self._received([buffer for buffers in received for buffer in buffers])
         return received
 
-    def get_all(self, keys: Sequence[str]) -> Buffers:
+    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
         self._counter.add(requests=len(keys))
-        return self._received(self._inner.get_all(keys))
+        found = self._inner.find_all(keys)
+        self._received([data for data in found if data is not None])
+        return found
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         self._counter.add(requests=1)

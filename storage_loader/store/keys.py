@@ -113,8 +113,8 @@ class RenewedStore(Store):
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
         return self._asked(lambda: self._inner.get_many(requests))
 
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        return self._asked(lambda: self._inner.get_all(keys))
+    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
+        return self._asked(lambda: self._inner.find_all(keys))
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         return self._iterated(lambda: self._inner.stream(key, start, end))

@@ -95,8 +95,8 @@ class RetriedStore(Store):
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
         return self._all([_Ranges(self._inner, key, ranges) for key, ranges in requests])
 
-    def get_all(self, keys: Sequence[str]) -> Buffers:
-        return self._all([partial(self._inner.get, key) for key in keys])
+    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
+        return self._all([partial(self._inner.find, key) for key in keys])
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         attempts = _Attempts(self)
