@@ -728,7 +728,7 @@ def test_a_refresh_at_any_step_stands() -> None:
 
 
 def test_savers_refreshers_readers_and_collections_beside_each_other(
-    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    folder: dict[str, str],
 ) -> None:
     """With the shortest `keep`: replaced commits go while others still work. Every state that a
     reader sees is one refresh, whole, and appends after it, each whole."""
