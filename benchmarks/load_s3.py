@@ -15,8 +15,6 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import obstore
@@ -25,7 +23,6 @@ from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
 from storage_loader.catalog import Snapshot
 
 from .data import IMAGES, TILES, batch, make_rows
-from .pages import at_hand
 from .runner import Row, Side, Spread, compare
 from .setting import Benchmark, Bucket, Setting
 
@@ -72,7 +69,6 @@ def first_epoch(
     """An epoch with an empty cache against GETs of all objects by the best number of `threads`."""
     snapshot = DataLoader(config).open()
     cache = setting.folder()
-    memory = partial(at_hand, 2 * snapshot.nbytes)
 
     def load() -> None:
         loader = DataLoader(
@@ -82,8 +78,8 @@ def first_epoch(
 
     return compare(
         measure,
-        Side("DataLoader", load, memory, lambda: shutil.rmtree(cache)),
-        [replace(_get_all(bucket, snapshot, count), before=memory) for count in threads],
+        Side("DataLoader", load, after=lambda: shutil.rmtree(cache)),
+        [_get_all(bucket, snapshot, count) for count in threads],
         amount=snapshot.num_rows,
         unit="rows/s",
         effort=setting.effort,

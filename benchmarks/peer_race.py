@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .pages import at_hand
 from .peer_loaders import PEERS
 from .peer_process import Contender, PeerError
 from .peer_stored import Stored, Way
@@ -53,7 +52,6 @@ def race(
     """Our rates, then those of each peer by its fastest way."""
     group = stored.group
     effort = group.setting.effort
-    memory = _memory(stored) if cold else 0
     ours()  # imports, connections, and the first of warm epochs
     first = Found("ours")
     found = [first]
@@ -74,7 +72,6 @@ def race(
             shift = index % len(turns)
             for entry, other in turns[shift:] + turns[:shift]:
                 gc.collect()
-                at_hand(memory)
                 try:
                     seconds = other.seconds() if other else ours()
                 except PeerError as error:
@@ -96,11 +93,6 @@ def race(
     return found
 
 
-def _memory(stored: Stored) -> int:
-    """Bytes that an epoch into an empty cache may take: on disk, and on the way there."""
-    return 2 * stored.data.rows * stored.spec.row_nbytes
-
-
 def _fastest(
     stored: Stored, ways: Sequence[Way], trials: int, *, cold: bool
 ) -> tuple[Contender, list[str]]:
@@ -113,7 +105,6 @@ def _fastest(
     for way in ways:
         contender = _contender(stored, way, cold=cold)
         try:
-            at_hand(_memory(stored) if cold else 0)
             seconds = statistics.median(contender.seconds() for _ in range(trials))
         except PeerError as error:
             wrong.append(f"{way.words} fails: {error}")
