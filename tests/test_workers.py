@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def test_memory_of_batches_has_no_name(stored: DataConfig, tmp_path: Path) -> No
     assert {file for file in _files_in_memory() - before if os.path.exists(file)} == set()
 
 
-def _files_in_memory() -> set[str]:
-    """The files that this process has mapped, one line of /proc each."""
+def _files_in_memory() -> Counter[str]:
+    """The files that this process has mapped, and how often: one line of /proc each."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+    return Counter(line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6)
