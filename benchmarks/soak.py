@@ -37,14 +37,10 @@ STORAGE_LOADER_BENCH_SOAK_SECONDS sets the length; below five minutes all interv
 
 from __future__ import annotations
 
-import contextlib
-import json
 import multiprocessing
 import os
 import random
 import re
-import resource
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,8 +50,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
-
-import numpy as np
 
 from storage_loader import DataConfig, DataLoader, collect_garbage, commit_log, verify_dataset
 
@@ -72,25 +66,23 @@ from .soak_actors import (
     read_journal,
     refresh,
 )
+from .soak_curves import (
+    KILLED,
+    Sample,
+    cached_nbytes,
+    curve,
+    draw,
+    flat,
+    processor_seconds,
+    sample_of,
+)
 from .soak_rows import ATTRIBUTES, OBJECT_NBYTES, Drawn, generation_of, held, rows_of_commits
 
 SECONDS_VARIABLE = "STORAGE_LOADER_BENCH_SOAK_SECONDS"
 CACHED_SHARE = 0.5  # of the first dataset fits into the cache
 END = 120.0  # seconds that a process may need for its last round
-POINTS = 120  # of a curve
-KILLED = "saver, killed"  # its processes come and go: drawn, not judged
 
 Note = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a process held at a moment."""
-
-    at: float  # seconds since the start
-    memory: int  # bytes
-    descriptors: int  # but those of cache files
-    cache_files: int
 
 
 def run(setting: Setting) -> Sequence[Row]:
@@ -128,9 +120,9 @@ class Soak:
         start = Journal(self._folder / "start.jsonl")
         append(self._configs[0], start, 0)
         refresh(self._configs[1], start, 0)
-        used, begun = _processor_seconds(), time.monotonic()
+        used, begun = processor_seconds(), time.monotonic()
         self._run_actors(begun)
-        self._cores = (_processor_seconds() - used) / (time.monotonic() - begun)
+        self._cores = (processor_seconds() - used) / (time.monotonic() - begun)
         self._notes = {p.stem: read_journal(p) for p in sorted(self._folder.glob("*.jsonl"))}
         ledger = Ledger.of(self._all("told"), self._all("dropping"), self._all("dropped"))
         for version in self._all("version"):
@@ -204,10 +196,10 @@ class Soak:
 
     def _sample(self, now: float, actors: Mapping[str, BaseProcess]) -> None:
         for name, actor in actors.items():
-            found = _sample(now, actor.pid)
+            found = sample_of(now, actor.pid)
             if found is not None:
                 self._samples.setdefault(name, []).append(found)
-        self._cached.append(_cached_nbytes(self._cache, self._cache_size))
+        self._cached.append(cached_nbytes(self._cache, self._cache_size))
         if self._cached[-1] > self._cache_size:
             raise AssertionError(
                 f"the cache holds {self._cached[-1]} bytes, cache_size is {self._cache_size}"
@@ -321,7 +313,7 @@ class Soak:
                         Spread.of([max(number for _, number in cached)]),
                         at_most=FILES,
                         note="the most; the process may open so many of all kinds",
-                        curve=_curve(cached, self._seconds),
+                        curve=curve(cached, self._seconds),
                     )
                 )
         return rows
@@ -373,42 +365,6 @@ def _check_generations(told: Sequence[Note], seen: Sequence[Note]) -> None:
             raise AssertionError(f"{Drawn('generation', note['number']).name} after {max(before)}")
 
 
-def flat(
-    what: str,
-    unit: str,
-    samples: Sequence[tuple[float, float]],
-    seconds: float,
-    share: float,
-    more: float,
-) -> Row:
-    """A curve of a process, judged if it is one all the time: see this module."""
-    quarters: list[list[float]] = [[], [], [], []]
-    for at, value in samples:
-        quarters[min(3, int(4 * at / seconds))].append(value)
-    second, last = quarters[1], quarters[3]
-    if not second or not last:
-        raise ValueError(f"{what}: no samples of the second or the last quarter")
-    before, now = (float(np.quantile(quarter, 0.25)) for quarter in (second, last))
-    is_judged = KILLED not in what
-    most = max(value for _, value in samples)
-    return Row(
-        what,
-        unit,
-        Spread.of([now]),
-        at_most=before * (1 + share) + more if is_judged else None,
-        note=f"what stays, last quarter; second quarter {before:.3g}; once at most {most:.3g}",
-        curve=_curve(samples, seconds),
-    )
-
-
-def _curve(samples: Sequence[tuple[float, float]], seconds: float) -> tuple[float | None, ...]:
-    """Medians of `POINTS` equal parts of the time."""
-    parts: list[list[float]] = [[] for _ in range(POINTS)]
-    for at, value in samples:
-        parts[min(POINTS - 1, int(POINTS * at / seconds))].append(value)
-    return tuple(statistics.median(part) if part else None for part in parts)
-
-
 def _count(measure: str, value: float, unit: str, note: str = "") -> Row:
     return Row(measure, unit, Spread.of([value]), note=note)
 
@@ -419,92 +375,6 @@ def _started(task: Task) -> BaseProcess:
     )
     process.start()
     return process
-
-
-def _sample(now: float, pid: int | None) -> Sample | None:
-    """What a process holds now; None where it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-        found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
-        links = list(map(_link, Path(f"/proc/{pid}/fd").iterdir()))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    if found is None:
-        return None
-    cached = sum(link.removesuffix(" (deleted)").endswith(".cached") for link in links)
-    return Sample(now, int(found[1]) * 1024, len(links) - cached, cached)
-
-
-def _link(descriptor: Path) -> str:
-    """What a descriptor refers to; "" for one that was closed meanwhile."""
-    try:
-        return os.readlink(descriptor)
-    except FileNotFoundError:
-        return ""
-
-
-def _cached_nbytes(folder: Path, size: int) -> int:
-    """What the cache files below a folder take of the disk.
-
-    Looked at again where it is more than `size`: files that go and come during a look are counted
-    both.
-    """
-    for _ in range(5):
-        total = 0
-        for path in folder.rglob("*.cached"):
-            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-                total += path.lstat().st_blocks * 512
-        if total <= size:
-            break
-    return total
-
-
-def _processor_seconds() -> float:
-    """Of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def draw(out: Path) -> None:
-    """Memory and descriptors over time, from the results in `out`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = json.loads((out / "soak.json").read_text("utf-8"))["rows"]
-    minutes = float(re.findall(r"soak of ([\d.]+) minutes", rows[0]["measure"])[0])
-    times = [minutes * (i + 0.5) / POINTS for i in range(POINTS)]
-    figure, panels = pyplot.subplots(
-        3, 1, figsize=(9, 9), sharex=True, height_ratios=(3, 2, 2), layout="constrained"
-    )
-    kinds = {
-        "own memory": "own memory, MB",
-        "descriptors": "other descriptors",
-        "cache files open": "cache files open",
-    }
-    colours = dict(zip(_names(rows), pyplot.get_cmap("tab20").colors, strict=False))
-    for axes, (kind, words) in zip(panels, kinds.items(), strict=True):
-        curves = [row for row in rows if row["measure"].startswith(f"{kind}, ")]
-        for row in curves:
-            name = row["measure"].removeprefix(f"{kind}, ")
-            style = {"color": "0.7", "zorder": 1} if name == KILLED else {"color": colours[name]}
-            points = [(at, v) for at, v in zip(times, row["curve"], strict=True) if v is not None]
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2, **style)
-        axes.set(ylabel=words, ylim=(0, None), xlim=(0, minutes))
-        axes.grid(alpha=0.3)
-    panels[0].set(title="Savers, loaders, refresher and gc beside each other on S3")
-    panels[-1].set(xlabel="minutes")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(out / "soak.png", dpi=150)
-    pyplot.close(figure)
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The processes."""
-    measures = [str(row["measure"]) for row in rows]
-    start = "own memory, "
-    return [m.removeprefix(start) for m in measures if m.startswith(start)]
 
 
 BENCHMARK = Benchmark("Half an hour of savers, loaders and gc beside each other on S3", run, draw)

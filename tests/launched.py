@@ -11,6 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rows import config, in_batches, make
+
+from storage_loader import DataConfig, DataSaver
+
 
 def launch(script: str, *arguments: str, world_size: int = 1) -> list[Any]:
     """What each rank's last line of output says. One process alone is told of no ranks."""
@@ -41,6 +45,16 @@ def launch(script: str, *arguments: str, world_size: int = 1) -> list[Any]:
     errors = [e for p, (_, e) in zip(started, said, strict=True) if p.returncode]
     assert not errors, "\n\n".join(errors)  # of each rank: the first to fail may be any
     return [json.loads(output.splitlines()[-1]) for output, _ in said]
+
+
+def saved_in_commits(storage: dict[str, str], count: int) -> DataConfig:
+    """A dataset for such scripts: rows 0 to `count` - 1, a commit of every 40."""
+    the_config = config(storage)
+    with DataSaver(the_config) as saver:
+        for numbers in in_batches(0, count, 40):
+            saver(make(numbers))
+            saver.commit()
+    return the_config
 
 
 def _start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -561,32 +561,35 @@ def test_keys_from_a_profile(
     assert {r.headers.get("x-amz-security-token") for r in answers.requests} == {"a token"}
 
 
-def test_no_keys_at_all(answers: Answers, client: Callable[[S3Place], Store]) -> None:
+def refused_unasked(answers: Answers, client: Callable[[S3Place], Store], reason: str) -> None:
+    """For want of keys every verb is refused with this reason, and the server is not asked."""
     place = S3Place("bucket", "p", answers.endpoint, "us-east-1")
     for work in VERBS.values():
         with pytest.raises(PermissionDeniedError) as caught:
             work(client(place))
-        assert str(caught.value) == (
-            f"{place.url} at {place.endpoint}: no keys; give access_key= and secret_key=, set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install storage-loader[aws] to use "
-            "an AWS profile"
-        )
+        assert str(caught.value) == f"{place.url} at {place.endpoint}: {reason}"
     assert answers.requests == []
+
+
+def test_no_keys_at_all(answers: Answers, client: Callable[[S3Place], Store]) -> None:
+    refused_unasked(
+        answers,
+        client,
+        "no keys; give access_key= and secret_key=, set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or install storage-loader[aws] to use an AWS profile",
+    )
 
 
 def test_one_key_of_two_in_the_environment(
     answers: Answers, client: Callable[[S3Place], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
-    place = S3Place("bucket", "p", answers.endpoint, "us-east-1")
-    for work in VERBS.values():
-        with pytest.raises(PermissionDeniedError) as caught:
-            work(client(place))
-        assert str(caught.value) == (
-            f"{place.url} at {place.endpoint}: AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is "
-            "not; set both, or give access_key= and secret_key="
-        )
-    assert answers.requests == []
+    refused_unasked(
+        answers,
+        client,
+        "AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is not; set both, or give access_key= and "
+        "secret_key=",
+    )
 
 
 def test_the_environment_fills_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:

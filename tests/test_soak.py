@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.soak import KILLED, POINTS, Ledger, _check_generations, flat
+from benchmarks.soak import Ledger, _check_generations
 from benchmarks.soak_actors import (
     CLOCKS,
     Journal,
@@ -20,6 +20,7 @@ from benchmarks.soak_actors import (
     read_journal,
     to_drop,
 )
+from benchmarks.soak_curves import KILLED, POINTS, flat
 from benchmarks.soak_rows import (
     ATTRIBUTES,
     Drawn,

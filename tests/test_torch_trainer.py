@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import launch
-from rows import ROW, config, in_batches, make
+from launched import launch, saved_in_commits
+from rows import ROW
 
-from storage_loader import DataConfig, DataLoader, DataSaver
+from storage_loader import DataConfig, DataLoader
 
 COUNT = 103
 SCRIPT = "trainer_run.py"
@@ -25,12 +25,7 @@ REPEATED = {
 
 @pytest.fixture
 def saved(folder: dict[str, str]) -> DataConfig:
-    the_config = config(folder)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, COUNT, 40):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
+    return saved_in_commits(folder, COUNT)
 
 
 @pytest.mark.timeout(500)

@@ -293,10 +293,11 @@ class Catalog:
             if version is not None:
                 ids = named_ids(version, ids)
             commits = listing.read(schema, ids)
-            if commits is not None:
-                if version is not None:
-                    _check_not_barred(commits)
-                return schema, ids, commits
+            if commits is None:
+                continue
+            if version is not None:
+                _check_not_barred(commits)
+            return schema, ids, commits
 
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.
@@ -345,18 +346,15 @@ class _Listing:
             self._schema, self._read = schema, {}
         left = [i for i in ids if i not in self._read]
         self._read |= self._catalog.read_commits(schema, left)
-        for commit_id in left:
-            if commit_id in self._read:
-                continue
+        gone = [i for i in left if i not in self._read]
+        for commit_id in gone:
             self._missed[commit_id] += 1
             if self._missed[commit_id] == _TRIES:
                 key = self._catalog.commit_key(commit_id)
                 raise ObjectNotFoundError(
                     f"{self._catalog.store.url}/{key}: it is listed, and there is no such object"
                 )
-        if any(i not in self._read for i in left):
-            return None
-        return {i: self._read[i] for i in ids}
+        return None if gone else {i: self._read[i] for i in ids}
 
 
 def stored_datasets(

@@ -103,9 +103,8 @@ class Placing:
     def _put(self, arrays: list[Array]) -> list[jax.Array]:
         """Its transfers are the user's wish, as those of `device_put` are to JAX's guards."""
         if self._sharding is None:
-            placed: list[jax.Array] = jax.device_put(
-                arrays
-            )  # follow the other operands: uncommitted
+            # Uncommitted: they follow the other operands of what a user calls.
+            placed: list[jax.Array] = jax.device_put(arrays)
             return placed
         with jax.transfer_guard_host_to_device("allow"):
             if not self.is_global:  # half the cost of device_put
