@@ -24,8 +24,9 @@ jax = pytest.importorskip("jax")
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
-from storage_loader.jax import DataLoader  # noqa: E402
+from storage_loader.jax import DataLoader, alike  # noqa: E402
 from storage_loader.jax.adapters import _taken_ahead  # noqa: E402
+from storage_loader.jax.placing import Placing  # noqa: E402
 
 COUNT = 103
 NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -177,6 +178,130 @@ def test_memory_lives_as_long_as_its_array(memory: dict[str, str]) -> None:
     # JAX lets go of what is not used any more when it next has the occasion.
     until(lambda: gc.collect() is not None and loader._memory._free[2**19])
     assert len(loader._memory._free[2**19]) == 1
+
+
+# Placed as the first of their kind
+
+
+def placed(the_config: DataConfig, **settings: Any) -> list[dict[str, Any]]:
+    return list(DataLoader(the_config, batch_size=10, shuffle=True, **settings))
+
+
+def assert_same_arrays(batches: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for batch, other in zip(batches, expected, strict=True):
+        for name, array in batch.items():
+            assert type(array) is type(other[name])
+            assert array.aval == other[name].aval
+            assert array.sharding == other[name].sharding
+            assert array.committed == other[name].committed
+            assert np.asarray(array).tobytes() == np.asarray(other[name]).tobytes()
+
+
+def refused(*_: Any) -> None:
+    raise TypeError("other arguments")
+
+
+def of_another_kind(aval: Any, sharding: Any, arrays: Any, devices: Any, committed: bool) -> Any:
+    return jax.device_put(np.zeros(arrays[0].shape, np.int8), devices[0])
+
+
+def of_another_value(aval: Any, sharding: Any, arrays: Any, devices: Any, committed: bool) -> Any:
+    return alike.xla_client.batched_device_put(
+        aval, sharding, [np.zeros_like(arrays[0])], devices, committed
+    )
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("step", [None, refused, of_another_kind, of_another_value])
+def test_without_the_step_that_we_know_jax_places_all(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, step: Any, sharded: bool
+) -> None:
+    the_config = fill(memory)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if sharded else None
+    known = placed(the_config, sharding=one)
+    assert numbers_in(map(as_numpy, known)) != list(range(COUNT))
+    assert sorted(numbers_in(map(as_numpy, known))) == list(range(COUNT))
+    monkeypatch.setattr(alike, "_last_step", step)
+    assert_same_arrays(placed(the_config, sharding=one), known)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_jax_is_asked_once_for_each_shape_and_dtype(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    by_jax = Placing._placed_by_jax
+
+    def counted(self: Placing, array: np.ndarray) -> Any:
+        asked.append((array.shape, array.dtype))
+        return by_jax(self, array)
+
+    monkeypatch.setattr(Placing, "_placed_by_jax", counted)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if sharded else None
+    loader = DataLoader(fill(memory), batch_size=10, sharding=one)
+    for _ in range(2):
+        assert numbers_in(map(as_numpy, loader)) == list(range(COUNT))
+    # The narrowed number's and two more attributes', in whole batches and the last one.
+    assert len(asked) == len(set(asked)) == 2 * len(ATTRIBUTES)
+
+
+def test_a_loader_that_was_used_can_be_pickled(memory: dict[str, str]) -> None:
+    loader = DataLoader(fill(memory), batch_size=10)
+    for each in (loader, pickle.loads(pickle.dumps(loader))):
+        assert numbers_in(map(as_numpy, each)) == list(range(COUNT))
+
+
+def test_shapes_without_end_are_not_all_remembered(memory: dict[str, str]) -> None:
+    the_config = DataConfig("x", [(ROW, "int32")], **memory)
+    save(the_config, {ROW: np.arange(200)})
+    sizes = iter(range(1, 201))
+    loader = DataLoader(
+        the_config, batch_size=1, transform=lambda b: {ROW: np.repeat(b[ROW], next(sizes))}
+    )
+    assert [batch[ROW].tolist() for batch in loader] == [[i] * (i + 1) for i in range(200)]
+    assert loader._placing._one is not None
+    assert 0 < len(loader._placing._one._kinds) <= 64
+
+
+def test_settings_that_change_between_batches_count(memory: dict[str, str]) -> None:
+    the_config = DataConfig("x", [("x", "float64"), ("n", "int64")], **memory)
+    save(the_config, {"x": np.arange(8) / 3, "n": np.arange(8)})
+    loader = DataLoader(the_config, batch_size=2)
+    batches = iter(loader)
+    dtypes = []
+    for wide in (False, True, True, False):
+        with jax.enable_x64(wide):
+            batch = next(batches)
+        dtypes.append([batch[name].dtype.name for name in ("x", "n")])
+    narrow = ["float32", "int32"]
+    assert dtypes == [narrow, ["float64", "int64"], ["float64", "int64"], narrow]
+
+
+def test_nothing_is_ahead_where_a_batch_lies_on_its_device(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    place = Placing.place
+
+    def counted(self: Placing, batch: Any) -> Any:
+        made.append(len(batch[ROW]))
+        return place(self, batch)
+
+    monkeypatch.setattr(Placing, "place", counted)
+    the_config = fill(memory)
+    counts = []
+    for is_at_once in (True, False):
+        monkeypatch.setattr(Placing, "is_at_once", is_at_once)
+        made.clear()
+        batches = iter(DataLoader(the_config, batch_size=10))
+        counts.append([len(made) for _ in zip(range(3), batches, strict=False)])
+    assert counts == [[1, 2, 3], [1, 3, 4]]
+    monkeypatch.undo()
+    one = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    assert Placing(one).is_at_once
+    assert Placing(None).is_at_once == (jax.devices()[0].platform == "cpu")
+    with jax.default_device("cpu"):
+        assert Placing(None).is_at_once
 
 
 # The transform

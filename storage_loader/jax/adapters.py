@@ -30,10 +30,11 @@ _AHEAD = 1  # batches whose way to the device has begun, beyond the one in use
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of `jax.Array`s.
 
-    Each batch is on its way to the device while the one before it is in use. `transform` gets
-    numpy arrays; what it returns is placed, array by array. Without `rank` and `world_size` those
-    of JAX's processes hold, and all processes then read the version that process 0 sees, so
-    every process must make the loader and use it.
+    Each batch is on its way to the device while the one before it is in use; where the device is
+    the processor, an array lies on the batch's own memory. `transform` gets numpy arrays; what it
+    returns is placed, array by array. Without `rank` and `world_size` those of JAX's processes
+    hold, and all processes then read the version that process 0 sees, so every process must make
+    the loader and use it.
 
     Without `jax_enable_x64`, 64-bit integers become 32-bit ones where every value of the batch
     fits, else a `LoaderError` names the row; float64 and complex128 become float32 and complex64,
@@ -72,7 +73,7 @@ class DataLoader(loader.DataLoader):
         return self._given_placing
 
     def __getstate__(self) -> dict[str, Any]:
-        placing = None if self._placing.has_devices else self._placing  # workers need none
+        placing = None if self._placing.has_devices else Placing(None)  # workers need none
         return {**super().__getstate__(), "_given_placing": placing}
 
     def _peers(self) -> Peers | None:
@@ -104,7 +105,7 @@ class DataLoader(loader.DataLoader):
                 (number, rows, self._placed(epoch, number, batch))
                 for number, rows, batch in batches
             )
-            yield from _taken_ahead(placed)
+            yield from placed if self._placing.is_at_once else _taken_ahead(placed)
 
     def _placed(self, epoch: Epoch, number: int, batch: Any) -> Any:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..loader.partition import Partition
 from ..loader.parts import Array
+from .alike import Alike
 
 
 class TooWide(Exception):
@@ -30,6 +31,9 @@ class Placing:
 
     def __init__(self, sharding: jax.sharding.Sharding | None) -> None:
         self._sharding = sharding
+        self._one = None
+        if sharding is None or (sharding.num_devices == 1 and not self.is_global):
+            self._one = Alike(self._placed_by_jax)
 
     @property
     def has_devices(self) -> bool:
@@ -40,6 +44,15 @@ class Placing:
     def is_global(self) -> bool:
         """Whether an array lies on devices of several processes."""
         return self._sharding is not None and not self._sharding.is_fully_addressable
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether an array is placed where it lies: the devices are this machine's processors."""
+        config: Any = jax.config
+        devices = {config.jax_default_device or jax.devices()[0]}  # the default may be a name
+        if self._sharding is not None:
+            devices = set(self._sharding.device_set)
+        return {getattr(device, "platform", device) for device in devices} == {"cpu"}
 
     def ranks(self) -> tuple[int, int]:
         """Rank and world_size: of this process's rows in a batch of all processes.
@@ -102,23 +115,23 @@ class Placing:
 
     def _put(self, arrays: list[Array]) -> list[jax.Array]:
         """Its transfers are the user's wish, as those of `device_put` are to JAX's guards."""
+        with jax.transfer_guard_host_to_device("allow"):
+            if self._one is not None:
+                return list(map(self._one.place, arrays))
+            return list(map(self._placed_by_jax, arrays))
+
+    def _placed_by_jax(self, array: Array) -> jax.Array:
         if self._sharding is None:
             # Uncommitted: they follow the other operands of what a user calls.
-            placed: list[jax.Array] = jax.device_put(arrays)
-            return placed
-        with jax.transfer_guard_host_to_device("allow"):
-            if not self.is_global:  # half the cost of device_put
-                return [
-                    jax.make_array_from_callback(array.shape, self._sharding, array.__getitem__)
-                    for array in arrays
-                ]
+            placed: jax.Array = jax.device_put(array)
+        elif not self.is_global:  # half the cost of device_put
+            placed = jax.make_array_from_callback(array.shape, self._sharding, array.__getitem__)
+        else:
             _, parts = self._part
-            return [
-                jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
-                    self._sharding, array, (len(array) * parts, *array.shape[1:])
-                )
-                for array in arrays
-            ]
+            placed = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+                self._sharding, array, (len(array) * parts, *array.shape[1:])
+            )
+        return placed
 
     def _starts(self) -> dict[jax.Device, int]:
         """By device, where its rows begin, of as many rows as there are devices."""
