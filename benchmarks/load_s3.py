@@ -2,9 +2,10 @@
 
 First epoch: `DataLoader(batch_size=64, shuffle=True)` with a new cache folder each time, from its
 construction to the last batch, against plain concurrent GETs (`.bytes()`, 1 to 8 threads) of the
-same objects by the same client. First batch: the same until its first batch, less the time of a
-listing, one commit and one object. By index: `DataLoader(shuffle="global", index=True)`, nothing
-kept, against one range GET a row in a pool of 16 to 64 threads, which never waits for a batch.
+same objects by the same client, both with memory at hand (pages.py). First batch: the same until
+its first batch, less the time of a listing, one commit and one object. By index:
+`DataLoader(shuffle="global", index=True)`, nothing kept, against one range GET a row in a pool of
+16 to 64 threads, which never waits for a batch.
 Every run is checked to have given every row.
 """
 
@@ -15,6 +16,8 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import obstore
@@ -23,6 +26,7 @@ from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
 from storage_loader.catalog import Snapshot
 
 from .data import IMAGES, TILES, batch, make_rows
+from .pages import at_hand
 from .runner import Row, Side, Spread, compare
 from .setting import Benchmark, Bucket, Setting
 
@@ -69,6 +73,7 @@ def first_epoch(
     """An epoch with an empty cache against GETs of all objects by the best number of `threads`."""
     snapshot = DataLoader(config).open()
     cache = setting.folder()
+    memory = partial(at_hand, setting.scratch, 2 * snapshot.nbytes)
 
     def load() -> None:
         loader = DataLoader(
@@ -78,8 +83,8 @@ def first_epoch(
 
     return compare(
         measure,
-        Side("DataLoader", load, after=lambda: shutil.rmtree(cache)),
-        [_get_all(bucket, snapshot, count) for count in threads],
+        Side("DataLoader", load, memory, lambda: shutil.rmtree(cache)),
+        [replace(_get_all(bucket, snapshot, count), before=memory) for count in threads],
         amount=snapshot.num_rows,
         unit="rows/s",
         effort=setting.effort,

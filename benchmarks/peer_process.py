@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .pages import at_hand
 from .peer_loaders import Spec
 from .setting import VARIABLE, Server, Setting
 
@@ -118,6 +119,10 @@ class Peers:
         with self.process() as process:
             return str(process.ask({**job, "rows": rows, "shard": shard})["version"])
 
+    def memory_at_hand(self, spec: Spec) -> None:
+        """To be called just before a first epoch is timed; see pages.py."""
+        at_hand(self._setting.scratch, 2 * spec.rows * spec.row_nbytes)
+
     def contender(self, name: str, spec: Spec, *, cold: bool, cached: bool) -> Contender:
         """A loader to time. `cold`: each time a new one, with an empty cache."""
         return Contender(self, name, spec, self._setting.folder(), cold=cold, cached=cached)
@@ -164,6 +169,8 @@ class Contender:
 
     def _epoch(self, spec: Spec | None) -> float:
         assert self._process is not None
+        if self._cold:
+            self._peers.memory_at_hand(self.spec)
         answer = self._process.ask({"do": "epoch", "spec": asdict(spec) if spec else None})
         if answer["fault"]:
             self.faults.append(str(answer["fault"]))

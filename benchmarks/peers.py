@@ -6,9 +6,9 @@ settings of its own) run in a trial first; the fastest that gives all rows then 
 ours and the other peers, each round in another order. Every epoch is checked: each row once, with
 its own values. Ways that lose or double rows, or fail, stand in the note.
 
-- first epoch: from S3, shuffled as each can, with an empty cache on local disk, timed from the
-  loader's construction to its last batch. Lance keeps no cache, and its scan is not shuffled
-  within fragments.
+- first epoch: from S3, shuffled as each can, with an empty cache on local disk and memory at hand
+  (pages.py), timed from the loader's construction to its last batch. Lance keeps no cache, and
+  its scan is not shuffled within fragments.
 - second epoch: with the cache that the first one filled, by the same loader, timed alone. Shuffled
   globally by ours, streaming (one canonical node, blocks of 4 million rows), Lance (takes of
   random rows from a local copy) and torch; litdata shuffles chunks, and windows of 256 rows within
@@ -146,6 +146,7 @@ def _cold(stored: Stored) -> Callable[[], float]:
     cache = stored.group.setting.folder()
 
     def load() -> float:
+        stored.group.peers.memory_at_hand(stored.spec)
         start = time.perf_counter()
         loader = DataLoader(
             stored.config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import itertools
@@ -36,7 +37,9 @@ from storage_loader.errors import (
     StorageLoaderError,
     StoreError,
 )
+from storage_loader.loader import cache_file
 from storage_loader.loader.cache import Cache
+from storage_loader.loader.cache_file import CacheFile
 from storage_loader.store import Store, open_store
 
 LARGE = (Attribute("pixels", "uint8", (9000,)), Attribute(ROW, "int64"))  # 7 rows a block
@@ -143,6 +146,7 @@ def test_what_comes_in_some_seconds_is_fetched_early(
     """Over a fast link objects are fetched whole at once, over a slow one few of them are."""
     the_config = fill({"storage": str(tmp_path / "store")}, 2000, max_object_size=2**20)
     opened = watch(monkeypatch, local=False)
+    batch_size = 14
     first: list[tuple[str, int, int]] = []  # until the clock was read last
 
     def now() -> float:
@@ -153,14 +157,14 @@ def test_what_comes_in_some_seconds_is_fetched_early(
     monkeypatch.setattr("storage_loader.loader.source.time", clock)
     monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 1)
     loader = DataLoader(
-        the_config, batch_size=14, shuffle=True, cache_dir=cache_dir, block=14, window=140
+        the_config, batch_size=batch_size, shuffle=True, cache_dir=cache_dir, block=14, window=140
     )
     snapshot = loader.open()
     assert sorted(numbers_in(loader, LARGE)) == list(range(2000))
     nbytes = sum(end - start for _, start, end in first)
     assert 0 < nbytes < snapshot.nbytes / 10, "the first batch waits for what it does not need"
     requests = [(start, end) for _, start, end in ranges(opened) if end - start > 10**5]
-    most = len(snapshot.objects) + len(first)  # what the first batch fetched divides the rest
+    most = len(snapshot.objects) + batch_size  # what the first batch fetched divides the rest
     assert (len(requests) > most) if seconds > 0.01 else (len(requests) <= most)
 
 
@@ -503,9 +507,83 @@ def test_writes_may_be_short(
     one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch(monkeypatch, local=False)
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda f, data, at: real(f, data[:10_007], at))
+    real = os.pwritev
+    lengths: list[int] = []
+
+    def short(file: int, data: list[memoryview], at: int) -> int:
+        lengths.append(real(file, [data[0][:10_007]], at))
+        return lengths[-1]
+
+    monkeypatch.setattr(os, "pwritev", short)
     read(one_object, cache_dir, range(400))
+    assert max(lengths) == 10_007
+
+
+class Disk:
+    """Sets bytes of files aside, or fails to."""
+
+    def __init__(self, number: int | None) -> None:
+        self._number = number
+        self.asked: list[tuple[int, int]] = []
+
+    def fallocate(self, file: int, mode: int, start: int, nbytes: int) -> int:
+        assert mode == 0
+        self.asked.append((start, start + nbytes))
+        if self._number is None:
+            os.posix_fallocate(file, start, nbytes)
+            return 0
+        ctypes.set_errno(self._number)
+        return -1
+
+
+@pytest.mark.parametrize("number", [None, errno.EOPNOTSUPP, errno.EINTR])
+def test_long_requests_have_the_disk_set_their_bytes_aside(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    disk = Disk(number)
+    monkeypatch.setattr(cache_file, "_fallocate", lambda: disk.fallocate)
+    opened = watch(monkeypatch, local=False)
+    read(one_object, cache_dir, range(400))
+    assert disk.asked == [(start, end) for _, start, end in ranges(opened) if end - start > 2**20]
+    assert disk.asked, "nothing long was requested: this tests nothing"
+    fetched = ranges(opened)
+    read(one_object, cache_dir, range(400))
+    assert ranges(opened) == fetched
+
+
+def test_a_system_that_cannot_set_bytes_aside(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, local=False)
+    monkeypatch.setattr(cache_file, "_fallocate", lambda: None)
+    read(one_object, cache_dir, range(400))
+
+
+def test_bytes_are_set_aside_by_linux(cache_dir: Path) -> None:
+    file = CacheFile(cache_dir / "x.cached", 2**22, 64)
+    file.allocate(2**20, 3 * 2**20)
+    found = (cache_dir / "x.cached").stat()
+    assert 2 * 2**20 <= found.st_blocks * 512 < 2**21 + 2**16
+    assert found.st_size < 2**22 + 2**16
+    assert bytes(file.data) == bytes(2**22)
+    file.close()
+
+
+@pytest.mark.parametrize("number", cache_file.FULL)
+def test_a_disk_that_has_no_room_to_set_aside(
+    one_object: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    watch(monkeypatch, local=False)
+    disk = Disk(number)
+    monkeypatch.setattr(cache_file, "_fallocate", lambda: disk.fallocate)
+    read(one_object, cache_dir, range(400))
+    assert disk.asked
+    [text] = warnings_of(caplog)
+    assert "its disk is full" in text
 
 
 # Several at once

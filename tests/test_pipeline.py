@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from threads import running
 from waiting import until
 
 from storage_loader import DataLoader
-from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget
+from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget, _wait_for_one
 
 Sizes = list[list[int]]  # of the works of each preparation
 
@@ -168,6 +169,39 @@ def test_the_first_is_made_ready_alone() -> None:
     consumer.join(60)
     assert recorded.begun[0] == (0, 0)
     assert sorted(recorded.begun) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_the_next_are_planned_once_a_work_of_the_first_is_done() -> None:
+    go = threading.Event()
+    recorded = Recorded([[1, 2, 3], [5], [5]])
+    real = recorded.run
+
+    def held(i: int, j: int) -> None:
+        if (i, j) in ((0, 1), (0, 2)):
+            assert go.wait(60)
+        real(i, j)
+
+    recorded.run = held  # type: ignore[method-assign]
+    results = Pipeline(recorded, nbytes=100, threads=3).results()
+    consumer = threading.Thread(target=lambda: list(results))
+    consumer.start()
+    until(lambda: len(recorded.done) == 3)
+    assert sorted(recorded.done) == [(0, 0), (1, 0), (2, 0)]
+    go.set()
+    consumer.join(60)
+    assert len(recorded.done) == 5
+
+
+def test_nobody_waits_for_first_works_that_were_cancelled() -> None:
+    futures: list[Future[None]] = [Future(), Future()]
+    waiting = threading.Thread(target=_wait_for_one, args=(futures,))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    futures[1].cancel()  # as by a pool's shutdown: no worker notifies of it
+    waiting.join(60)
+    assert not waiting.is_alive()
+    _wait_for_one([])
 
 
 def test_the_budget_by_itself() -> None:

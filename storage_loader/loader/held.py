@@ -258,6 +258,8 @@ class HeldObject:
             for (start, _), data in zip(short, received, strict=True):
                 _write_wanted(writer, start, data, wanted)
             for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
+                for first, last in _inside(wanted, start, end):
+                    file.allocate(first, last)
                 place = start
                 for piece in objects.stream(self._index, start, end):
                     place = _write_wanted(writer, place, piece, wanted)
@@ -272,12 +274,18 @@ def _write_wanted(writer: Writer, start: int, data: Buffer, wanted: list[Range])
     """
     view = memoryview(data).cast("B")
     end = start + view.nbytes
+    for first, last in _inside(wanted, start, end):
+        writer.write(first, view[first - start : last - start])
+    return end
+
+
+def _inside(wanted: list[Range], start: int, end: int) -> Iterator[Range]:
+    """The parts of ascending disjoint ranges that lie between `start` and `end`."""
     for place in range(bisect_right(wanted, start, key=itemgetter(1)), len(wanted)):
         first, last = max(start, wanted[place][0]), min(end, wanted[place][1])
         if first >= last:
             break
-        writer.write(first, view[first - start : last - start])
-    return end
+        yield first, last
 
 
 def spare_gap(ranges: Sequence[Range]) -> int:

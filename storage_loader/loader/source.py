@@ -142,20 +142,16 @@ class Source:
         return Preparation(works, finish)
 
     def _timed(self, works: list[Work]) -> list[Work]:
-        """The works, the last of which to end tells how much may be fetched early."""
-        total = sum(work.nbytes for work in works)
-        if total:
-            self._is_rate_known = True
-        left, lock, begun = total, threading.Lock(), time.perf_counter()
+        """The works, the first of which to end tells how much may be fetched early."""
+        lock, begun = threading.Lock(), time.perf_counter()
 
         def run(work: Work) -> None:
-            nonlocal left
             work.run()
             with lock:
-                left -= work.nbytes
-                is_last = total and not left
-            if is_last:
-                self._spare += int(total / (time.perf_counter() - begun) * _EARLY_SECONDS)
+                if work.nbytes and not self._is_rate_known:
+                    self._is_rate_known = True
+                    seconds = time.perf_counter() - begun
+                    self._spare += int(work.nbytes / seconds * _EARLY_SECONDS)
 
         return [replace(work, run=partial(run, work)) for work in works]
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -119,8 +119,8 @@ class Pipeline(Generic[T]):
     """Results of preparations in order, made ready ahead by a planning thread and `threads`.
 
     At most `nbytes` are ready or being made ready beyond the result that was asked for last.
-    The first result is made ready alone, so that it is there soon. Nobody polls: whoever waits
-    is woken by what it waits for.
+    The first result's works are begun alone, so that it is there soon; the next ones are planned
+    when one of them is done. Nobody polls: whoever waits is woken by what it waits for.
     """
 
     def __init__(
@@ -184,16 +184,25 @@ class Pipeline(Generic[T]):
                     begun.futures.append(pool.submit(work.run))
                 begun.is_admitted.set()
                 if is_first:
-                    for future in begun.futures:
-                        future.exception()
-        except CancelledError:  # of the first works: the consumer has gone
-            return
+                    _wait_for_one(begun.futures)
         except BaseException as error:  # it rises in the consumer
             self._error = error
         finally:
             if begun is not None:
                 begun.is_admitted.set()
             self._begun.put(None)
+
+
+def _wait_for_one(futures: Sequence[Future[None]]) -> None:
+    """Until one of them, if any, is done or cancelled.
+
+    `concurrent.futures.wait` would not see those that a pool's shutdown cancels.
+    """
+    is_done = threading.Event()
+    for future in futures:
+        future.add_done_callback(lambda _: is_done.set())
+    if futures:
+        is_done.wait()
 
 
 def _end(
