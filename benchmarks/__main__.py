@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file = "_".join((name, *(mark.replace(" ", "_") for mark in marks)))
                 what = ", ".join((benchmark.what, *marks))
                 report.write(out, file, what, rows, machine.describe(setting.scratch))
-                if benchmark.draw is not None and file == name:
-                    benchmark.draw(out)
+                if benchmark.draw is not None:
+                    benchmark.draw(out / f"{file}.json")
     return int(failed)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 _PIECE = 2**18
-_MOST = 800 * 10**6  # of 2 GB the kernel hands some back while what follows is timed
+_MOST = 1200 * 10**6  # of more the kernel may hand some back while what follows is timed
 
 
 def at_hand(folder: Path, nbytes: int) -> None:
-    """Write a file of so many bytes, at most 800 MB, to the kernel's cache, and delete it.
+    """Write a file of so many bytes, at most 1.2 GB, to the kernel's cache, and delete it.
 
     A virtual machine may hand memory back to its host as soon as it is free, and each page then
     takes some 10 us of processor time to come again: 2.8 s a GB, eight times as much as to write it

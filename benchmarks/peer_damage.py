@@ -154,9 +154,9 @@ def _process(setting: Setting, python: str) -> PeerProcess:
     return PeerProcess(python, environment, setting.scratch / "peer_damage.log")
 
 
-def draw(out: Path) -> None:
+def draw(results: Path) -> None:
     """The results as a table: a line for each library, a column for each case."""
-    result = json.loads((out / "peer_damage.json").read_text())
+    result = json.loads(results.read_text("utf-8"))
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in result["rows"]:
         case, name, workers = row["measure"].split(", ")
@@ -174,7 +174,7 @@ def draw(out: Path) -> None:
         f"| {name}, {workers} | {' | '.join(found.get(case, '') for case in CASES)} |"
         for (name, workers), found in cells.items()
     ]
-    (out / "peer_damage.md").write_text("\n".join(lines) + "\n")
+    results.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
 BENCHMARK = Benchmark("Damaged storage, beside other libraries", run, draw)

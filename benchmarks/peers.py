@@ -15,8 +15,8 @@ its own values. Ways that lose or double rows, or fail, stand in the note.
   them; webdataset shards, and a buffer of 1,000 rows or 64 MiB.
 - random batches by index from S3, nothing kept: `shuffle="global", index=True` beside Lance's take.
 - small rows: from local folders. Those that decode row by row get 1 million of 10 million rows.
-- sweep: first and second epochs over the size of a row, with batches of about 4 MiB. Besides the
-  figures it gives two plots, peers_cold.png and peers_warm.png, for which matplotlib is needed.
+
+peer_sweep.py has first and second epochs over the size of a row.
 
 torch is its DataLoader over numpy memory maps: it gets a sampler of batches, and gathers a batch
 by `np.take`. How the other peers are helped stands in peer_loaders.py.
@@ -36,20 +36,17 @@ measured, in this Python.
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from storage_loader import Attribute
 from storage_loader.torch import DataLoader
 
 from .data import TILES, VECTORS
-from .peer_loaders import PEERS, Spec, timed
-from .peer_race import COLD, TAKE, WARM, Found, joined_row, race, table_rows
+from .peer_loaders import Spec, timed
+from .peer_race import COLD, TAKE, WARM, Found, race, table_rows
 from .peer_stored import Data, Group, Stored, rows_of, stored_in_all_formats
 from .runner import Row
 from .setting import Benchmark, Setting
@@ -57,9 +54,6 @@ from .setting import Benchmark, Setting
 LARGE_BATCH, SMALL_BATCH = 64, 4096
 NUMBER = Attribute("number", "int64")
 IMAGES = (Attribute("image", "uint8", (3, 224, 224)), NUMBER)  # 150,536 bytes a row
-SWEEP = (64, 1024, 16 * 1024, 128 * 1024, 2**20)  # bytes of a row
-SWEEP_ROWS = 200_000  # at most, which keeps the time of the slow ones bearable
-PLOTS = {"cold": "first epoch from S3, empty cache", "warm": "second epoch, cached on disk"}
 
 
 Part = Callable[[Stored], list[Found]]  # measures a dataset
@@ -80,9 +74,6 @@ def run(setting: Setting) -> Iterator[Row]:
     if not setting.effort.quick:
         yield from _parts(group, images, on_s3, on_s3=True)
     yield from _parts(group, vectors, local, on_s3=False)
-    if setting.wants("sweep"):
-        for row_nbytes in SWEEP[:: setting.pick(1, len(SWEEP))]:
-            yield from _sweep(group, row_nbytes)
 
 
 def _parts(group: Group, data: Data, parts: Mapping[str, Part], *, on_s3: bool) -> Iterator[Row]:
@@ -96,11 +87,11 @@ def _parts(group: Group, data: Data, parts: Mapping[str, Part], *, on_s3: bool) 
 
 
 def _first_epoch(stored: Stored) -> list[Found]:
-    return race(stored, COLD, _cold(stored), cold=True)
+    return race(stored, COLD, cold_epoch(stored), cold=True)
 
 
 def _second_epoch(stored: Stored) -> list[Found]:
-    with _warm(stored) as ours:
+    with warm_epoch(stored) as ours:
         return race(stored, WARM, ours, cold=False)
 
 
@@ -118,7 +109,7 @@ def _by_index(stored: Stored) -> list[Found]:
 
 def _small_rows(stored: Stored) -> list[Found]:
     data = stored.data
-    with _warm(stored) as ours:
+    with warm_epoch(stored) as ours:
         found = race(stored, WARM, ours, cold=False)
     for entry in found:
         count = rows_of(entry.name, data)
@@ -127,21 +118,7 @@ def _small_rows(stored: Stored) -> list[Found]:
     return found
 
 
-def _sweep(group: Group, row_nbytes: int) -> list[Row]:
-    pick = group.setting.pick
-    count = min(pick(200 * 10**6, 10**7) // row_nbytes, pick(SWEEP_ROWS, 20_000))
-    batch = max(16, min(SMALL_BATCH, 2**22 // row_nbytes))
-    attributes = (Attribute("value", "uint8", (row_nbytes,)), NUMBER)
-    data = Data("sweep", "", attributes, max(batch, count), batch)
-    with stored_in_all_formats(group, data, on_s3=True) as stored:
-        cold = race(stored, COLD, _cold(stored), cold=True)
-        with _warm(stored) as ours:
-            warm = race(stored, WARM, ours, cold=False)
-    what = f"{row_nbytes:,} B rows, {data.rows:,} of them, batches of {batch:,}"
-    return [joined_row(f"sweep, cold, {what}", cold), joined_row(f"sweep, warm, {what}", warm)]
-
-
-def _cold(stored: Stored) -> Callable[[], float]:
+def cold_epoch(stored: Stored) -> Callable[[], float]:
     """Our first epoch: its seconds."""
     cache = stored.group.setting.folder()
 
@@ -164,7 +141,7 @@ def _cold(stored: Stored) -> Callable[[], float]:
 
 
 @contextlib.contextmanager
-def _warm(stored: Stored) -> Iterator[Callable[[], float]]:
+def warm_epoch(stored: Stored) -> Iterator[Callable[[], float]]:
     """Our epochs: their seconds. The first fills the cache."""
     cache = stored.group.setting.folder()
     loader = DataLoader(
@@ -186,34 +163,4 @@ def _checked(spec: Spec, start: float, loader: DataLoader) -> float:
     return seconds
 
 
-def draw(out: Path) -> None:
-    """Plots of the sweep, from the results in `out`: rows/s over the size of a row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = json.loads((out / "peers.json").read_text("utf-8"))["rows"]
-    for kind, words in PLOTS.items():
-        curves: dict[str, list[tuple[int, float]]] = {"ours": []}
-        for row in rows:
-            size = re.match(rf"sweep, {kind}, ([\d,]+) B rows", row["measure"])
-            if size is not None:
-                named = {"ours": row["value"], **row["others"]}
-                named |= {row["plain_name"]: row["plain"]} if row["plain"] else {}
-                for name, spread in named.items():
-                    point = int(size[1].replace(",", "")), spread["median"]
-                    curves.setdefault(name, []).append(point)
-        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in ("ours", *PEERS):  # the same colour in both plots
-            points = sorted(curves.get(name, []))
-            style = {"linewidth": 2.5} if name == "ours" else {"linewidth": 1.2}
-            axes.plot(*zip(*points, strict=True) if points else ((), ()), "o-", label=name, **style)
-        axes.set(xscale="log", yscale="log", xlabel="bytes of a row", ylabel="rows/s", title=words)
-        axes.grid(alpha=0.3)
-        axes.legend(handles=[line for line in axes.lines if len(line.get_xdata())])
-        figure.savefig(out / f"peers_{kind}.png", dpi=150)
-        pyplot.close(figure)
-
-
-BENCHMARK = Benchmark("Loading beside other libraries", run, draw)
+BENCHMARK = Benchmark("Loading beside other libraries", run)

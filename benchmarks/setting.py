@@ -39,7 +39,7 @@ class Benchmark:
 
     what: str
     run: Callable[[Setting], Iterable[Row]]
-    draw: Callable[[Path], None] | None = None  # adds plots to the folder of the results
+    draw: Callable[[Path], None] | None = None  # adds what it makes of the results' file
 
 
 class Setting:

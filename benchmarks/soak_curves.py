@@ -111,14 +111,14 @@ def curve(samples: Sequence[tuple[float, float]], seconds: float) -> tuple[float
     return tuple(statistics.median(part) if part else None for part in parts)
 
 
-def draw(out: Path) -> None:
-    """Memory and descriptors over time, from the results in `out`."""
+def draw(results: Path) -> None:
+    """Memory and descriptors over time, beside the results."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = json.loads((out / "soak.json").read_text("utf-8"))["rows"]
+    rows = json.loads(results.read_text("utf-8"))["rows"]
     minutes = float(re.findall(r"soak of ([\d.]+) minutes", rows[0]["measure"])[0])
     times = [minutes * (i + 0.5) / POINTS for i in range(POINTS)]
     figure, panels = pyplot.subplots(
@@ -142,7 +142,7 @@ def draw(out: Path) -> None:
     panels[0].set(title="Savers, loaders, refresher and gc beside each other on S3")
     panels[-1].set(xlabel="minutes")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(out / "soak.png", dpi=150)
+    figure.savefig(results.with_suffix(".png"), dpi=150)
     pyplot.close(figure)
 
 
