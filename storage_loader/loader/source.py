@@ -142,7 +142,12 @@ class Source:
         return Preparation(works, finish)
 
     def _timed(self, works: list[Work]) -> list[Work]:
-        """The works, the first of which to end tells how much may be fetched early."""
+        """The works, the first of which to end tells how much may be fetched early.
+
+        They run beside each other and share what the network brings: by then as much has come of
+        all of them.
+        """
+        total = sum(work.nbytes for work in works)
         lock, begun = threading.Lock(), time.perf_counter()
 
         def run(work: Work) -> None:
@@ -151,7 +156,7 @@ class Source:
                 if work.nbytes and not self._is_rate_known:
                     self._is_rate_known = True
                     seconds = time.perf_counter() - begun
-                    self._spare += int(work.nbytes / seconds * _EARLY_SECONDS)
+                    self._spare += int(total / seconds * _EARLY_SECONDS)
 
         return [replace(work, run=partial(run, work)) for work in works]
 
