@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import gc
 import itertools
 import json
@@ -557,6 +558,28 @@ def test_a_system_that_cannot_set_bytes_aside(
     watch(monkeypatch, local=False)
     monkeypatch.setattr(cache_file, "_fallocate", lambda: None)
     read(one_object, cache_dir, range(400))
+
+
+def test_a_thread_that_is_done_leaves_the_locks_of_others(cache_dir: Path) -> None:
+    """Blocks between those of another thread's request stay locked when that one ends."""
+    path, never = cache_dir / "x.cached", threading.Event()
+    file, elsewhere = CacheFile(path, 2**22, 64), CacheFile(path, 2**22, 64)
+
+    def free() -> list[int]:
+        found = [i for i in range(64) if elsewhere._locked(fcntl.F_WRLCK, i, i + 1)]
+        elsewhere._locked(fcntl.F_UNLCK, 0, 64)
+        return found
+
+    with contextlib.ExitStack() as inner, contextlib.ExitStack() as outer:
+        outer.enter_context(file.fetching([(5, 6), (60, 61)], never))
+        inner.enter_context(file.fetching([(6, 20), (30, 60)], never))
+        assert free() == [*range(5), *range(20, 30), *range(61, 64)]
+        outer.close()
+        assert free() == [*range(6), *range(20, 30), *range(60, 64)]
+        inner.close()
+        assert free() == list(range(64))
+    file.close()
+    elsewhere.close()
 
 
 def test_bytes_are_set_aside_by_linux(cache_dir: Path) -> None:

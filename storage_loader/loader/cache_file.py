@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..ranges import Range
 from ..store import Buffer, read_pieces
 
 PAGE = 4096  # bytes of the disk that are taken together
@@ -93,21 +94,24 @@ class CacheFile:
             )
 
     @contextmanager
-    def fetching(self, first: int, stop: int, ended: threading.Event) -> Iterator[None]:
-        """Hold the lock on the flags `first` to `stop`, so that no other process fetches these.
+    def fetching(self, runs: Sequence[Range], ended: threading.Event) -> Iterator[None]:
+        """Hold the lock on the flags of these blocks, so that no other process fetches them.
 
-        Where the system has no such locks, processes may fetch the same. Gives way without the
-        lock once `ended` is set.
+        `runs` ascend, and threads hold different ones: the system takes all of a process for one
+        holder, and would let go of what another thread holds. Where it has no such locks,
+        processes may fetch the same. Gives way without the lock once `ended` is set.
         """
-        pause = _POLL
-        while not self._locked(fcntl.F_WRLCK, first, stop):
-            if ended.wait(pause):
-                break
-            pause = min(2 * pause, _MAX_POLL)
         try:
+            for first, stop in runs:
+                pause = _POLL
+                while not self._locked(fcntl.F_WRLCK, first, stop):
+                    if ended.wait(pause):
+                        break
+                    pause = min(2 * pause, _MAX_POLL)
             yield
         finally:
-            self._locked(fcntl.F_UNLCK, first, stop)
+            for first, stop in runs:
+                self._locked(fcntl.F_UNLCK, first, stop)
 
     def _locked(self, kind: int, first: int, stop: int) -> bool:
         if not hasattr(fcntl, "F_OFD_SETLK"):

@@ -199,8 +199,7 @@ class HeldObject:
         missing = self._missing(file, todo, stop)
         if not missing.any():
             return []
-        places = np.flatnonzero(missing)
-        with file.fetching(int(places[0]), int(places[-1]) + 1, stop):
+        with file.fetching(_runs(np.flatnonzero(missing)), stop):
             if stop.is_set():
                 return []
             places = np.flatnonzero(

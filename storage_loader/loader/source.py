@@ -148,11 +148,11 @@ class Source:
         all of them.
         """
         total = sum(work.nbytes for work in works)
-        lock, begun = threading.Lock(), time.perf_counter()
+        begun = time.perf_counter()
 
         def run(work: Work) -> None:
             work.run()
-            with lock:
+            with self._lock:
                 if work.nbytes and not self._is_rate_known:
                     self._is_rate_known = True
                     seconds = time.perf_counter() - begun
@@ -225,10 +225,14 @@ class Source:
             every = self._every_block(stored)
             early = held.missing_nbytes(every) - nbytes
             if early <= self._spare and self._reserve(held, every):
-                self._spare -= early
+                self._change_spare(-early)
                 return held, every
-        self._spare += nbytes * (_LOCAL_SPARE if self._cache is None else 1)
+        self._change_spare(nbytes * (_LOCAL_SPARE if self._cache is None else 1))
         return (held, needed) if self._reserve(held, needed) else None
+
+    def _change_spare(self, nbytes: int) -> None:
+        with self._lock:  # a work may add to it, see `_timed`
+            self._spare += nbytes
 
     def _every_block(self, stored: StoredObject) -> Blocks:
         """The blocks of all attributes that are read."""
