@@ -53,11 +53,11 @@ def draw(results: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = json.loads(results.read_text("utf-8"))["rows"]
-    server = ", light server" if "light_server" in results.stem else ""
+    result = json.loads(results.read_text("utf-8"))
+    marks = result["what"].removeprefix(BENCHMARK.what)  # of the server
     for kind, words in PLOTS.items():
         curves: dict[str, list[tuple[int, float]]] = {"ours": []}
-        for row in rows:
+        for row in result["rows"]:
             size = re.match(rf"{kind}, ([\d,]+) B rows", row["measure"])
             if size is not None:
                 named = {"ours": row["value"], **row["others"]}
@@ -75,7 +75,7 @@ def draw(results: Path) -> None:
             yscale="log",
             xlabel="bytes of a row",
             ylabel="rows/s",
-            title=f"{words}{server}",
+            title=f"{words}{marks}",
         )
         axes.grid(alpha=0.3)
         axes.legend(handles=[line for line in axes.lines if len(line.get_xdata())])

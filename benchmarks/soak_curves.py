@@ -134,7 +134,8 @@ def draw(results: Path) -> None:
         curves = [row for row in rows if row["measure"].startswith(f"{kind}, ")]
         for row in curves:
             name = row["measure"].removeprefix(f"{kind}, ")
-            style = {"color": "0.7", "zorder": 1} if name == KILLED else {"color": colours[name]}
+            is_killed = name.startswith(KILLED)  # a server's marks may follow
+            style = {"color": "0.7", "zorder": 1} if is_killed else {"color": colours[name]}
             points = [(at, v) for at, v in zip(times, row["curve"], strict=True) if v is not None]
             axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2, **style)
         axes.set(ylabel=words, ylim=(0, None), xlim=(0, minutes))
