@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,46 +149,42 @@ def test_few_preparations_are_begun_ahead_even_if_they_need_nothing() -> None:
     results.close()
 
 
-def test_the_first_is_made_ready_alone() -> None:
+@contextmanager
+def consumed(recorded: Recorded, *held: tuple[int, int]) -> Iterator[None]:
+    """Another thread asks for all results; these works do not run before the `with` is left."""
     go = threading.Event()
-    recorded = Recorded([[5], [5], [5]])
     real = recorded.run
 
-    def held(i: int, j: int) -> None:
-        if i == 0:
+    def run(i: int, j: int) -> None:
+        if (i, j) in held:
             assert go.wait(60)
         real(i, j)
 
-    recorded.run = held  # type: ignore[method-assign]
+    recorded.run = run  # type: ignore[method-assign]
     results = Pipeline(recorded, nbytes=100, threads=3).results()
     consumer = threading.Thread(target=lambda: list(results))
     consumer.start()
-    until(lambda: recorded.planned == 1)
-    assert recorded.begun == []
-    go.set()
-    consumer.join(60)
+    try:
+        yield
+    finally:
+        go.set()
+        consumer.join(60)
+
+
+def test_the_first_is_made_ready_alone() -> None:
+    recorded = Recorded([[5], [5], [5]])
+    with consumed(recorded, (0, 0)):
+        until(lambda: recorded.planned == 1)
+        assert recorded.begun == []
     assert recorded.begun[0] == (0, 0)
     assert sorted(recorded.begun) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_the_next_are_planned_once_a_work_of_the_first_is_done() -> None:
-    go = threading.Event()
     recorded = Recorded([[1, 2, 3], [5], [5]])
-    real = recorded.run
-
-    def held(i: int, j: int) -> None:
-        if (i, j) in ((0, 1), (0, 2)):
-            assert go.wait(60)
-        real(i, j)
-
-    recorded.run = held  # type: ignore[method-assign]
-    results = Pipeline(recorded, nbytes=100, threads=3).results()
-    consumer = threading.Thread(target=lambda: list(results))
-    consumer.start()
-    until(lambda: len(recorded.done) == 3)
-    assert sorted(recorded.done) == [(0, 0), (1, 0), (2, 0)]
-    go.set()
-    consumer.join(60)
+    with consumed(recorded, (0, 1), (0, 2)):
+        until(lambda: len(recorded.done) == 3)
+        assert sorted(recorded.done) == [(0, 0), (1, 0), (2, 0)]
     assert len(recorded.done) == 5
 
 

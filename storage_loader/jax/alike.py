@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,6 +21,22 @@ except (ImportError, AttributeError):
 _KINDS = 64  # remembered; a transform may give each batch another shape
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What JAX made of an array: of others alike it makes the same."""
+
+    aval: Any
+    sharding: jax.sharding.Sharding
+    devices: list[jax.Device]
+    committed: bool
+
+    def place(self, array: Array) -> jax.Array:
+        placed: jax.Array = _last_step(
+            self.aval, self.sharding, [array], self.devices, self.committed
+        )
+        return placed
+
+
 class Alike:
     """Places arrays on one device as `by_jax` does, which is asked once for each shape and dtype.
 
@@ -28,7 +45,7 @@ class Alike:
 
     def __init__(self, by_jax: Callable[[Array], jax.Array]) -> None:
         self._by_jax = by_jax
-        self._kinds: dict[Hashable, tuple[Any, ...]] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
 
     def place(self, array: Array) -> jax.Array:
         """The array; the user allows its transfer."""
@@ -36,22 +53,20 @@ class Alike:
         config: Any = jax.config
         key = array.shape, array.dtype, config.jax_enable_x64, config.jax_default_device
         kind = self._kinds.get(key)
-        if kind is None:
-            placed = self._by_jax(array)
-            self._learn(key, array, placed)
-            return placed
-        aval, sharding, devices, committed = kind
-        alike: jax.Array = _last_step(aval, sharding, [array], devices, committed)
-        return alike
+        if kind is not None:
+            return kind.place(array)
+        placed = self._by_jax(array)
+        self._learn(key, array, placed)
+        return placed
 
     def _learn(self, key: Hashable, array: Array, placed: jax.Array) -> None:
         """Place the next ones like this, if that gives the same."""
         devices = list(placed.devices())
         if _last_step is None or placed.dtype != array.dtype or len(devices) != 1:
             return
-        kind = placed.aval, placed.sharding, devices, placed.committed
+        kind = _Kind(placed.aval, placed.sharding, devices, placed.committed)
         try:
-            alike = _last_step(kind[0], kind[1], [array], devices, placed.committed)
+            alike = kind.place(array)
         except TypeError:  # another JAX has it otherwise
             return
         if _description(alike) == _description(placed):

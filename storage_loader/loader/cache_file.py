@@ -97,9 +97,9 @@ class CacheFile:
     def fetching(self, runs: Sequence[Range], ended: threading.Event) -> Iterator[None]:
         """Hold the lock on the flags of these blocks, so that no other process fetches them.
 
-        `runs` ascend, and threads hold different ones: the system takes all of a process for one
-        holder, and would let go of what another thread holds. Where it has no such locks,
-        processes may fetch the same. Gives way without the lock once `ended` is set.
+        `runs` ascend, and threads hold different ones: all have this open file, which the locks
+        belong to, so that one would let go of what another holds. Where the system has no such
+        locks, processes may fetch the same. Gives way without the lock once `ended` is set.
         """
         try:
             for first, stop in runs:
