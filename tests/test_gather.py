@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -145,6 +146,42 @@ def test_many_rows_of_few_parts(
     check(schema, parts_of(schema, lengths, draw.permutation(parts).tolist(), 0), rows)
     rows[draw.random(rows.shape) < 0.1] = -1
     check(schema, parts_of(schema, lengths, draw.permutation(parts).tolist(), 0), rows)
+
+
+@pytest.mark.parametrize("nbytes", [40961, 49152, 150_000, 2**20 - 8])
+@pytest.mark.parametrize("count", [1, 2, 64, 128])
+def test_rows_copied_in_pieces(nbytes: int, count: int) -> None:
+    schema = schema_of([nbytes])
+    rows = np.random.default_rng(nbytes).integers(3, 10, (2, count))
+    check(schema, parts_of(schema, [4, 1, 2], [1, 2, 0], 3), rows)
+
+
+def test_other_threads_run_while_large_rows_are_copied() -> None:
+    schema = schema_of([600_000])
+    ready = parts_of(schema, [20], [0], 0)
+    rows = np.arange(128).reshape(2, 64) % 20
+    is_copying, seen, end = threading.Event(), [], threading.Event()
+
+    def watch() -> None:
+        while not end.wait(1e-4):
+            seen.append(is_copying.is_set())
+
+    interval = sys.getswitchinterval()
+    watcher = threading.Thread(target=watch)
+    try:
+        sys.setswitchinterval(100)  # no thread is made to let go of the GIL
+        watcher.start()
+        part = ready.parts["a0"]
+        places = part.places(rows[0])
+        is_copying.set()
+        copied = part.take(rows[0], places)
+        is_copying.clear()
+    finally:
+        sys.setswitchinterval(interval)
+        end.set()
+        watcher.join()
+    assert_rows({"a0": copied}, rows[0], [schema["a0"]])
+    assert any(seen)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,12 @@ class Checksums:
         """Whether these are the bytes of a block, by its place in the table."""
         return xxh3(data) == int(self._table[block])
 
-    def wrong(self, blocks: Iterable[int], data: memoryview) -> list[int]:
+    def wrong(self, blocks: Rows, data: memoryview) -> list[int]:
         """Those of `blocks` whose bytes in the whole object `data` are not what they were."""
-        ranges = self._layout.block_ranges
-        return [b for b in blocks if not self.holds(b, data[ranges[b, 0] : ranges[b, 1]])]
+        starts, ends = self._layout.block_ranges[blocks].T.tolist()
+        found = [xxh3(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+        wrong: list[int] = blocks[np.array(found, np.uint64) != self._table[blocks]].tolist()
+        return wrong
 
     def error(self, block: int) -> ChecksumError:
         """The error for a block that is wrong."""

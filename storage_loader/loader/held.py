@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ChecksumError
-from ..ranges import Range, coalesce
+from ..ranges import Range, coalesce, touching
 from ..store import Buffer
 from .blocks import Checksums
 from .cache import Cache
@@ -152,8 +152,7 @@ class HeldObject:
 
     def _read_in(self, places: Rows, stop: threading.Event) -> None:
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
-        ranges = [(int(a), int(b)) for a, b in self._stored.layout.block_ranges[places]]
-        for start, end in coalesce(ranges).requests:
+        for start, end in touching(self._stored.layout.block_ranges[places]):
             if end - start < _GAP:  # reading takes longer than the map, where memory has the file
                 continue
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
@@ -181,7 +180,7 @@ class HeldObject:
         """Those of the blocks that are not what they were."""
         if not self._objects.verify:
             return []
-        return self._table().wrong(places.tolist(), self._data)
+        return self._table().wrong(places, self._data)
 
     def _can_verify(self, file: CacheFile) -> bool:
         """Whether the table is here, or not needed."""
@@ -228,11 +227,11 @@ class HeldObject:
         if not len(places):
             return []
         layout = self._stored.layout
-        ranges: list[Range] = [(int(a), int(b)) for a, b in layout.block_ranges[places]]
+        ranges = layout.block_ranges[places]
         can_verify = self._can_verify(file)
         if not can_verify:
-            ranges.append(layout.checksums_range)
-        self._fetch(file, ranges, stop)
+            ranges = np.concatenate([ranges, [layout.checksums_range]])
+        self._fetch(file, touching(ranges), stop)
         if stop.is_set():
             return []
         if not can_verify:
@@ -247,8 +246,8 @@ class HeldObject:
             file.mark(first, last)
         return wrong
 
-    def _fetch(self, file: CacheFile, ranges: list[Range], stop: threading.Event) -> None:
-        wanted = coalesce(ranges).requests
+    def _fetch(self, file: CacheFile, wanted: list[Range], stop: threading.Event) -> None:
+        """Fetch disjoint ascending ranges into the file."""
         requests = coalesce(wanted, gap=spare_gap(wanted)).requests
         short = [r for r in requests if r[1] - r[0] <= _STREAMED]
         objects = self._objects.until(stop)

@@ -2,7 +2,9 @@
 
 Large rows are copied by one numpy call a batch, which is given their addresses: an array that
 begins at the lowest address and whose items overlap, one at each byte, is indexed by them. That
-reaches 0.9 of `np.take` from one array, a loop over rows 0.75. Small rows, whose copying is bound
+reaches 0.9 of `np.take` from one array, a loop over rows 0.75. numpy lets go of the GIL for more
+than 500 items, so rows are copied in pieces where that gives so many of them: what fetches is then
+not held up, and threads copy at the same time. Small rows, whose copying is bound
 by memory latency, are copied in the order they are stored, part by part, and then put into the
 order asked for, while they are still in the processor's cache.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ Array = npt.NDArray[Any]
 _LOOP_ROW = 16_384  # bytes from which a loop over rows fills given memory at 0.8 and more of that
 _PIECE_NBYTES = 2**18  # smaller rows are copied twice there: in the processor's cache that is free
 _HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing
+_FREE_ITEMS = 501  # numpy lets go of the GIL from so many on
+_LEAST_PIECE = 4096  # bytes of a row's piece; smaller ones take longer to copy
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Parts:
 
     @cached_property
     def _memory(self) -> Array | None:
-        """All memory from the lowest part to the highest, an item at each byte.
+        """All memory from the lowest part to the highest, an item of a row's size at each byte.
 
         None where a loop over rows costs nothing, or numpy cannot express it.
         """
@@ -62,6 +66,11 @@ class Parts:
         if nbytes >= _HUGE_ROW or count * nbytes >= 2**62:
             return None
         return np.asarray(_Memory(address, count, nbytes))
+
+    def _memory_of_pieces(self, nbytes: int) -> Array:
+        """The same with items of `nbytes`, less than a row."""
+        address, span_nbytes = self.span
+        return np.asarray(_Memory(address, span_nbytes - nbytes + 1, nbytes))
 
     @cached_property
     def octets(self) -> Array:
@@ -96,7 +105,13 @@ class Parts:
     def take(self, rows: Rows, places: Rows) -> Array:
         """The rows, shape (len(rows), *shape), whose `places` are given too."""
         if self._memory is not None:
-            return _typed(self._memory[places], self.attribute)
+            pieces = _pieces(self.attribute.row_nbytes, len(rows))
+            if pieces == 1:
+                return _typed(self._memory[places], self.attribute)
+            nbytes = self.attribute.row_nbytes // pieces
+            starts = (places[:, None] + np.arange(pieces) * nbytes).reshape(-1)
+            copied = self._memory_of_pieces(nbytes)[starts]
+            return _typed(copied.view(self.arrays[0].dtype), self.attribute)
         out = np.empty(len(rows) * self.attribute.row_nbytes, np.uint8)
         self._copy_each(rows, out)
         return _typed(out.view(self.arrays[0].dtype), self.attribute)
@@ -148,6 +163,17 @@ class Parts:
                 out[some] = self.arrays[i][within[0] : within[-1] + 1]
             else:
                 self.arrays[i].take(within, out=out[some], mode="clip")
+
+
+@lru_cache(maxsize=256)
+def _pieces(row_nbytes: int, rows: int) -> int:
+    """Equal pieces of a row in which `rows` of them are copied: few, but enough to free the GIL.
+
+    1 where that cannot be.
+    """
+    fewest = -(-_FREE_ITEMS // max(1, rows))
+    most = row_nbytes // _LEAST_PIECE
+    return next((n for n in range(fewest, most + 1) if row_nbytes % n == 0), 1)
 
 
 class _Memory:
