@@ -30,7 +30,14 @@ def schema_of(sizes: Sequence[int]) -> Schema:
                    Attribute(ROW, "int64")))  # fmt: skip
 
 
-def parts_of(schema: Schema, lengths: Sequence[int], places: Sequence[int], first: int) -> Ready:
+def parts_of(
+    schema: Schema,
+    lengths: Sequence[int],
+    places: Sequence[int],
+    first: int,
+    *,
+    frees_gil: bool = True,
+) -> Ready:
     """Rows from `first` on in parts of these lengths, in one memory in the order of `places`.
 
     Between and around the parts lie other bytes.
@@ -49,7 +56,8 @@ def parts_of(schema: Schema, lengths: Sequence[int], places: Sequence[int], firs
             memory[offset : offset + nbytes] = rows.reshape(-1).view(np.uint8)
             arrays[i] = void_rows(memoryview(memory)[offset : offset + nbytes], a)
             offset += nbytes + 7
-        parts[a.name] = Parts(a, starts[:-1], [arrays[i] for i in range(len(lengths))])
+        arrays_in_order = [arrays[i] for i in range(len(lengths))]
+        parts[a.name] = Parts(a, starts[:-1], arrays_in_order, frees_gil)
     return Ready(parts)
 
 
@@ -150,10 +158,11 @@ def test_many_rows_of_few_parts(
 
 @pytest.mark.parametrize("nbytes", [40961, 49152, 150_000, 2**20 - 8])
 @pytest.mark.parametrize("count", [1, 2, 64, 128])
-def test_rows_copied_in_pieces(nbytes: int, count: int) -> None:
+@pytest.mark.parametrize("frees_gil", [True, False])
+def test_rows_copied_in_pieces(nbytes: int, count: int, frees_gil: bool) -> None:
     schema = schema_of([nbytes])
     rows = np.random.default_rng(nbytes).integers(3, 10, (2, count))
-    check(schema, parts_of(schema, [4, 1, 2], [1, 2, 0], 3), rows)
+    check(schema, parts_of(schema, [4, 1, 2], [1, 2, 0], 3, frees_gil=frees_gil), rows)
 
 
 def test_other_threads_run_while_large_rows_are_copied() -> None:

@@ -48,7 +48,7 @@ class Copies:
         """All rows, once they are copied."""
         first = np.zeros(1, np.int64)
         parts = {
-            name: Parts(self._schema[name], first, [array])
+            name: Parts(self._schema[name], first, [array], frees_gil=True)
             for name, array in self._arrays.items()
             if len(array)
         }

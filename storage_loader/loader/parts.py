@@ -3,8 +3,8 @@
 Large rows are copied by one numpy call a batch, which is given their addresses: an array that
 begins at the lowest address and whose items overlap, one at each byte, is indexed by them. That
 reaches 0.9 of `np.take` from one array, a loop over rows 0.75. numpy lets go of the GIL for more
-than 500 items, so rows are copied in pieces where that gives so many of them: what fetches is then
-not held up, and threads copy at the same time. Small rows, whose copying is bound
+than 500 items: while more is fetched, rows are copied in pieces, so many that the threads that
+fetch are not held up. That takes 3 to 10% longer. Small rows, whose copying is bound
 by memory latency, are copied in the order they are stored, part by part, and then put into the
 order asked for, while they are still in the processor's cache.
 """
@@ -42,6 +42,7 @@ class Parts:
     attribute: Attribute
     firsts: Rows
     arrays: Sequence[Array]
+    frees_gil: bool = False  # other threads are to run while large rows are copied
 
     @cached_property
     def _addresses(self) -> Rows:
@@ -105,7 +106,7 @@ class Parts:
     def take(self, rows: Rows, places: Rows) -> Array:
         """The rows, shape (len(rows), *shape), whose `places` are given too."""
         if self._memory is not None:
-            pieces = _pieces(self.attribute.row_nbytes, len(rows))
+            pieces = _pieces(self.attribute.row_nbytes, len(rows)) if self.frees_gil else 1
             if pieces == 1:
                 return _typed(self._memory[places], self.attribute)
             nbytes = self.attribute.row_nbytes // pieces

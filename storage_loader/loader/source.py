@@ -137,7 +137,8 @@ class Source:
                 except CacheFullError:
                     return copied().now()
                 self._note_complete(group.index)
-            return self._ready((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
+            objects = ((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
+            return self._ready(objects, frees_gil=True)
 
         return Preparation(works, finish)
 
@@ -277,18 +278,18 @@ class Source:
             objects = [(i, self._object(i)) for i in range(len(self._complete))]
             if not self._complete.all():  # a cache file has gone and came back empty
                 return None
-            self._all = self._ready(objects)
+            self._all = self._ready(objects, frees_gil=False)
         return self._all
 
-    def _ready(self, objects: Iterable[tuple[int, HeldObject]]) -> Ready:
-        """Rows where they are held; objects in order."""
+    def _ready(self, objects: Iterable[tuple[int, HeldObject]], *, frees_gil: bool) -> Ready:
+        """Rows where they are held; objects in order. `frees_gil`: see `Parts`."""
         found = [(self._snapshot.starts[index], held.columns) for index, held in objects]
         parts = {}
         for a in self._schema:
             some = [(start, columns[a.name]) for start, columns in found if a.name in columns]
             if some:
                 firsts = np.array([start for start, _ in some], np.int64)
-                parts[a.name] = Parts(a, firsts, [array for _, array in some])
+                parts[a.name] = Parts(a, firsts, [array for _, array in some], frees_gil)
         return Ready(parts)
 
     def _object(self, index: int) -> HeldObject:
