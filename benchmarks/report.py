@@ -22,8 +22,8 @@ its module.
 A real S3 server on the loaders' own cores takes more of them than the loaders do. With
 `python -m benchmarks peers --server light` objects come from nginx instead (`apt-get install
 nginx-light`; benchmarks/light_s3.py), for little CPU. `--delay 20ms` adds that to each request,
-with either server. `--only WORDS` measures the rows of `peers` whose first words hold WORDS. Such
-results have a file of their own, as peers_light_server.json, and the measures say so.
+with either server. Such results have a file of their own, as peers_light_server.json, and the
+measures say so. `--only WORDS` measures just the rows of `peers` whose first words hold WORDS.
 
 [chaos.md](chaos.md), a thousand faults between library and S3 server, is made by a test:
 `STORAGE_LOADER_TEST_SCALE=17.5 STORAGE_LOADER_TEST_RESULTS=benchmarks/results make test
