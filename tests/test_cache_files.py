@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from rows import ROW, config, make, numbers_in, save_rows
@@ -558,6 +559,20 @@ def test_a_system_that_cannot_set_bytes_aside(
     watch(monkeypatch, local=False)
     monkeypatch.setattr(cache_file, "_fallocate", lambda: None)
     read(one_object, cache_dir, range(400))
+
+
+@pytest.mark.parametrize("cache_size", [10**9, 0])
+def test_the_gil_is_freed_until_all_is_here(
+    one_object: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, cache_size: int
+) -> None:
+    """From then on whole rows are copied, which is faster; through memory that never comes."""
+    watch(monkeypatch, local=False)
+    source = DataLoader(one_object, cache_dir=cache_dir, cache_size=cache_size)._source
+    freed = []
+    for rows in (range(100), range(ROWS), range(ROWS)):
+        ready = source.prepare(np.array(rows), threading.Event()).now()
+        freed.append({part.frees_gil for part in ready.parts.values()})
+    assert freed == [{True}, {True}, {cache_size == 0}]
 
 
 def test_a_thread_that_is_done_leaves_the_locks_of_others(cache_dir: Path) -> None:

@@ -3,10 +3,11 @@
 Large rows are copied by one numpy call a batch, which is given their addresses: an array that
 begins at the lowest address and whose items overlap, one at each byte, is indexed by them. That
 reaches 0.9 of `np.take` from one array, a loop over rows 0.75. numpy lets go of the GIL for more
-than 500 items: while more is fetched, rows are copied in pieces, so many that the threads that
-fetch are not held up. That takes 3 to 10% longer. Small rows, whose copying is bound
-by memory latency, are copied in the order they are stored, part by part, and then put into the
-order asked for, while they are still in the processor's cache.
+than 500 items: while more is fetched, rows are copied in so many pieces that the threads that
+fetch are not held up. That takes 3 to 10% longer.
+
+Small rows, whose copying is bound by memory latency, are copied in the order they are stored, part
+by part, and then put into the order asked for, while they are still in the processor's cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Array = npt.NDArray[Any]
 _LOOP_ROW = 16_384  # bytes from which a loop over rows fills given memory at 0.8 and more of that
 _PIECE_NBYTES = 2**18  # smaller rows are copied twice there: in the processor's cache that is free
 _HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing
-_FREE_ITEMS = 501  # numpy lets go of the GIL from so many on
+_FREE_ITEMS = 501  # numpy lets go of the GIL from so many on (NPY_BEGIN_THREADS_THRESHOLDED)
 _LEAST_PIECE = 4096  # bytes of a row's piece; smaller ones take longer to copy
 
 
@@ -62,21 +63,20 @@ class Parts:
         None where a loop over rows costs nothing, or numpy cannot express it.
         """
         nbytes = self.attribute.row_nbytes
-        address, span_nbytes = self.span
-        count = span_nbytes - nbytes + 1
-        if nbytes >= _HUGE_ROW or count * nbytes >= 2**62:
+        _, span_nbytes = self.span
+        if nbytes >= _HUGE_ROW or (span_nbytes - nbytes + 1) * nbytes >= 2**62:
             return None
-        return np.asarray(_Memory(address, count, nbytes))
+        return self._items(nbytes)
 
-    def _memory_of_pieces(self, nbytes: int) -> Array:
-        """The same with items of `nbytes`, less than a row."""
+    def _items(self, nbytes: int) -> Array:
+        """The same memory with items of any size."""
         address, span_nbytes = self.span
         return np.asarray(_Memory(address, span_nbytes - nbytes + 1, nbytes))
 
     @cached_property
     def octets(self) -> Array:
         """The same memory, uint8, shape (span's bytes,)."""
-        return np.asarray(_Memory(*self.span, 1)).view(np.uint8)
+        return self._items(1).view(np.uint8)
 
     @cached_property
     def _shifts(self) -> Rows:
@@ -111,7 +111,7 @@ class Parts:
                 return _typed(self._memory[places], self.attribute)
             nbytes = self.attribute.row_nbytes // pieces
             starts = (places[:, None] + np.arange(pieces) * nbytes).reshape(-1)
-            copied = self._memory_of_pieces(nbytes)[starts]
+            copied = self._items(nbytes)[starts]
             return _typed(copied.view(self.arrays[0].dtype), self.attribute)
         out = np.empty(len(rows) * self.attribute.row_nbytes, np.uint8)
         self._copy_each(rows, out)
