@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
@@ -287,6 +288,59 @@ def test_an_answer_cut_short_is_an_error(
     ):
         with pytest.raises(StoreError, match=KEY):
             work()
+
+
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("head", b""),
+        ("get", b"content"),
+        ("ranges", b"x"),
+        ("list", b"<ListBucketResult><Name>bucket</Name></ListBucketResult>"),
+        ("put", b""),
+        ("delete", b"<DeleteResult><Deleted><Key>some key</Key></Deleted></DeleteResult>"),
+    ],
+)
+def test_an_answer_whose_head_is_cut_short_is_a_broken_connection(
+    client: Callable[[S3Place], Store], verb: str, body: bytes
+) -> None:
+    """Wherever it is cut: "Content-Length: 12" of 1234 is a length too."""
+    length = 1234 if verb == "head" else len(body)
+    status = "206 Partial Content" if verb == "ranges" else "200 OK"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nContent-Range: bytes 0-0/9\r\n"
+        'Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: "tag"\r\n\r\n'
+    ).encode()
+    answer = head + body
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        end = len(head)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # the test is over
+                    return
+                with connection, connection.makefile("rb") as request:
+                    lines = list(iter(request.readline, b"\r\n"))
+                    sent = [line for line in lines if line.lower().startswith(b"content-length")]
+                    request.read(int(sent[0].split(b":")[1]) if sent else 0)
+                    connection.sendall(answer[:end])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            place = S3Place("bucket", "", endpoint, "us-east-1", ACCESS, SECRET)
+            for end in range(len(head)):
+                with pytest.raises(StoreError) as caught:
+                    VERBS[verb](client(place))
+                assert caught.value.is_transient, f"cut after {head[:end]!r}"
+            end = len(answer)
+            VERBS[verb](client(place))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_ranges_that_come_short_are_an_error(

@@ -43,6 +43,7 @@ from .base import (
 from .keys import Keys
 from .s3_place import THREADS, Failure, S3Place, raise_mapped
 from .s3_profile import has_environment_keys, profile_session
+from .whole_heads import whole_heads
 
 
 class MinioS3(Store):
@@ -55,13 +56,15 @@ class MinioS3(Store):
 
     @cached_property
     def _http(self) -> urllib3.PoolManager:
-        return urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=self._place.connect_timeout, read=self._place.timeout),
+        place = self._place
+        http = urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=place.connect_timeout, read=place.timeout),
             maxsize=THREADS,
             cert_reqs="CERT_REQUIRED",
             ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
             retries=urllib3.Retry(0, raise_on_status=False),  # `RetriedStore` does
         )
+        return whole_heads(http)
 
     @cached_property
     def _client(self) -> Minio:
