@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,37 +13,28 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Coalesced:
-    """`requests` to make, and for each range asked for the request and the offset in it."""
+    """`requests` to make: sorted and disjoint."""
 
     requests: list[Range]
-    sources: list[tuple[int, int]]
+    sources: npt.NDArray[np.int64]  # (n, 2): of each range asked for its request and offset in it
 
 
-def coalesce(ranges: Sequence[Range], *, gap: int = 0) -> Coalesced:
-    """Merge ranges that overlap, touch, or lie at most `gap` bytes apart.
+def coalesce(ranges: npt.ArrayLike, *, gap: int = 0) -> Coalesced:
+    """Merge ranges, shape (n, 2), that overlap, touch, or lie at most `gap` bytes apart.
 
-    The order of `ranges` is free; `requests` come sorted and disjoint.
+    Their order is free.
     """
-    requests: list[Range] = []
-    sources: list[tuple[int, int]] = [(0, 0)] * len(ranges)
-    for index in sorted(range(len(ranges)), key=lambda i: ranges[i]):
-        start, end = ranges[index]
-        if requests and start <= requests[-1][1] + gap:
-            first, last = requests[-1]
-            requests[-1] = (first, max(last, end))
-        else:
-            requests.append((start, end))
-        sources[index] = (len(requests) - 1, start - requests[-1][0])
-    return Coalesced(requests, sources)
-
-
-def touching(ranges: npt.NDArray[np.int64]) -> list[Range]:
-    """Disjoint ranges, shape (n, 2) and n at least 1, in any order; those that touch as one.
-
-    What `coalesce` makes of them, for a thousand in a fiftieth of its time (23 us).
-    """
-    starts, ends = ranges[np.argsort(ranges[:, 0])].T
-    cuts = np.flatnonzero(starts[1:] != ends[:-1])
-    firsts = starts[np.append(0, cuts + 1)]
-    lasts = ends[np.append(cuts, len(ends) - 1)]
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+    asked = np.asarray(ranges, np.int64).reshape(-1, 2)
+    if not len(asked):
+        return Coalesced([], asked)
+    order = np.argsort(asked[:, 0])
+    starts, ends = asked[order].T
+    ends = np.maximum.accumulate(ends)
+    cuts = np.flatnonzero(starts[1:] > ends[:-1] + gap) + 1
+    firsts = starts[np.append(0, cuts)]
+    lasts = ends[np.append(cuts - 1, len(asked) - 1)]
+    sources = np.empty_like(asked)
+    counts = np.diff(cuts, prepend=0, append=len(asked))
+    sources[order, 0] = np.repeat(np.arange(len(firsts)), counts)
+    sources[:, 1] = asked[:, 0] - firsts[sources[:, 0]]
+    return Coalesced(list(zip(firsts.tolist(), lasts.tolist(), strict=True)), sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,15 +37,10 @@ class Checksums:
         self._objects, self._index = objects, index
         self._table: npt.NDArray[Any] = np.frombuffer(bytes(table), "<u8")
 
-    def holds(self, block: int, data: Buffer) -> bool:
-        """Whether these are the bytes of a block, by its place in the table."""
-        return xxh3(data) == int(self._table[block])
-
-    def wrong(self, blocks: Rows, data: memoryview) -> list[int]:
-        """Those of `blocks` whose bytes in the whole object `data` are not what they were."""
-        starts, ends = self._layout.block_ranges[blocks].T.tolist()
-        found = [xxh3(data[start:end]) for start, end in zip(starts, ends, strict=True)]
-        wrong: list[int] = blocks[np.array(found, np.uint64) != self._table[blocks]].tolist()
+    def wrong(self, blocks: Rows, data: Iterable[Buffer]) -> list[int]:
+        """Those of `blocks`, by place in the table, whose `data` are not what they were."""
+        found = np.fromiter(map(xxh3, data), np.uint64, len(blocks))
+        wrong: list[int] = blocks[found != self._table[blocks]].tolist()
         return wrong
 
     def error(self, block: int) -> ChecksumError:

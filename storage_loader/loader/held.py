@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ChecksumError
-from ..ranges import Range, coalesce, touching
+from ..ranges import Range, coalesce
 from ..store import Buffer
 from .blocks import Checksums
 from .cache import Cache
@@ -152,7 +152,7 @@ class HeldObject:
 
     def _read_in(self, places: Rows, stop: threading.Event) -> None:
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
-        for start, end in touching(self._stored.layout.block_ranges[places]):
+        for start, end in coalesce(self._stored.layout.block_ranges[places]).requests:
             if end - start < _GAP:  # reading takes longer than the map, where memory has the file
                 continue
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
@@ -180,7 +180,8 @@ class HeldObject:
         """Those of the blocks that are not what they were."""
         if not self._objects.verify:
             return []
-        return self._table().wrong(places, self._data)
+        ranges = self._stored.layout.block_ranges[places].tolist()
+        return self._table().wrong(places, [self._data[start:end] for start, end in ranges])
 
     def _can_verify(self, file: CacheFile) -> bool:
         """Whether the table is here, or not needed."""
@@ -231,7 +232,7 @@ class HeldObject:
         can_verify = self._can_verify(file)
         if not can_verify:
             ranges = np.concatenate([ranges, [layout.checksums_range]])
-        self._fetch(file, touching(ranges), stop)
+        self._fetch(file, coalesce(ranges).requests, stop)
         if stop.is_set():
             return []
         if not can_verify:

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -131,25 +132,25 @@ class _ObjectRead:
         self.index = group.index
         layout = self._stored.layout
         self._head = reader.head(group.index)
-        self._ranges: list[Range] = []
-        self._places: dict[int, int] = {}  # block, by its place in the table -> its range
-        self._blocks: dict[str, Rows] = {}
-        if self._head is None and self._objects.verify:
-            self._ranges.append(layout.checksums_range)
+        self._blocks: dict[str, Rows] = {}  # by attribute, their places in the checksum table
         for a in self._objects.schema:
-            column = layout.columns[a.name]
             if a.name not in layout.small:
-                wanted = np.unique(layout.blocks_of(a.name, group.rows))
+                self._blocks[a.name] = np.unique(layout.blocks_of(a.name, group.rows))
             elif self._head is None:
-                wanted = layout.first_checksum[a.name] + np.arange(column.num_blocks)
-            else:
-                continue
-            self._blocks[a.name] = wanted
-            for block in wanted.tolist():
-                self._places[block] = len(self._ranges)
-                self._ranges.append(column.block_range(block - layout.first_checksum[a.name]))
-        self._coalesced = coalesce(self._ranges, gap=_GAP)
-        self.requests: Sequence[Range] = self._coalesced.requests
+                every = layout.all_blocks(a.name)
+                self._blocks[a.name] = np.arange(every.start, every.stop)
+        stops = np.cumsum([0, *map(len, self._blocks.values())]).tolist()
+        self._places = {
+            name: slice(*bounds) for name, bounds in zip(self._blocks, pairwise(stops), strict=True)
+        }
+        blocks = np.concatenate([np.empty(0, np.int64), *self._blocks.values()])
+        ranges = layout.block_ranges[blocks]
+        if self._head is None and self._objects.verify:
+            ranges = np.concatenate([ranges, [layout.checksums_range]])
+        self._sizes: Rows = ranges[:, 1] - ranges[:, 0]
+        coalesced = coalesce(ranges, gap=_GAP)
+        self._sources = coalesced.sources
+        self.requests: Sequence[Range] = coalesced.requests
         self.nbytes = sum(end - start for start, end in self.requests)
 
     @property
@@ -165,60 +166,50 @@ class _ObjectRead:
             if name in head.small:
                 head.small[name].take(rows, out=out, mode="clip")
                 continue
+            self._verify(name, buffers, head.checksums)
             attribute = self._objects.schema[name]
-            column, first = layout.columns[name], layout.first_checksum[name]
-            runs = list(self._runs(self._blocks[name], buffers, head.checksums))
-            firsts = np.array([(block - first) * column.block_rows for block, _ in runs])
-            arrays = [void_rows(data, attribute) for _, data in runs]
+            blocks, runs = self._runs(name, buffers)
+            firsts = (blocks - layout.first_checksum[name]) * layout.columns[name].block_rows
+            arrays = [void_rows(data, attribute) for data in runs]
             Parts(attribute, firsts, arrays).copy_sorted(rows, out)
 
-    def _runs(
-        self, blocks: Rows, buffers: Sequence[memoryview], checksums: Checksums | None
-    ) -> Iterator[tuple[int, memoryview]]:
-        """Verified runs of blocks that came in one request: the first, and the bytes of all."""
-        sources = [self._coalesced.sources[self._places[block]] for block in blocks.tolist()]
-        requests = np.array([request for request, _ in sources])
+    def _runs(self, name: str, buffers: Sequence[memoryview]) -> tuple[Rows, list[memoryview]]:
+        """Runs of an attribute's blocks that came in one request: the first of each, all bytes."""
+        blocks, places = self._blocks[name], self._places[name]
+        requests, starts = self._sources[places].T
         cuts = np.flatnonzero((np.diff(blocks) > 1) | (np.diff(requests) != 0)) + 1
-        for run in np.split(np.arange(len(blocks)), cuts):
-            some = blocks[run].tolist()
-            for block in some:
-                self._verify(block, buffers, checksums)
-            request, begin = sources[int(run[0])]
-            end = sources[int(run[-1])][1] + self._size(self._places[some[-1]])
-            yield some[0], buffers[request][begin:end]
+        firsts = np.append(0, cuts)
+        ends = (starts + self._sizes[places])[np.append(cuts, len(blocks)) - 1]
+        bounds = zip(requests[firsts].tolist(), starts[firsts].tolist(), ends.tolist(), strict=True)
+        return blocks[firsts], [buffers[request][start:end] for request, start, end in bounds]
 
     def _make_head(self, buffers: Sequence[memoryview]) -> _Head:
         checksums, nbytes = None, 0
         if self._objects.verify:
-            table = self._part(0, buffers)
+            [table] = self._ranges(slice(-1, None), buffers)
             checksums, nbytes = Checksums(self._objects, self.index, table), table.nbytes
         layout = self._stored.layout
         small = {}
         for a in self._objects.schema:
             if a.name in layout.small and a.row_nbytes:
-                blocks = self._blocks[a.name].tolist()
-                for block in blocks:
-                    self._verify(block, buffers, checksums)
-                data = b"".join(self._part(self._places[block], buffers) for block in blocks)
+                self._verify(a.name, buffers, checksums)
+                data = b"".join(self._ranges(self._places[a.name], buffers))
                 small[a.name] = void_rows(memoryview(data), a)
         nbytes += sum(column.nbytes for column in small.values())
         head = _Head(checksums, small, nbytes)
         self._reader.keep_head(self._group.index, head)
         return head
 
-    def _part(self, place: int, buffers: Sequence[memoryview]) -> memoryview:
-        """The bytes of a range."""
-        request, offset = self._coalesced.sources[place]
-        return buffers[request][offset : offset + self._size(place)]
-
-    def _size(self, place: int) -> int:
-        start, end = self._ranges[place]
-        return end - start
+    def _ranges(self, places: slice, buffers: Sequence[memoryview]) -> list[memoryview]:
+        """The bytes of some ranges; the checksum table is the last one."""
+        found = zip(self._sources[places].tolist(), self._sizes[places].tolist(), strict=True)
+        return [buffers[request][start : start + nbytes] for (request, start), nbytes in found]
 
     def _verify(
-        self, block: int, buffers: Sequence[memoryview], checksums: Checksums | None
+        self, name: str, buffers: Sequence[memoryview], checksums: Checksums | None
     ) -> None:
         if checksums is None:
             return
-        if not checksums.holds(block, self._part(self._places[block], buffers)):
-            raise checksums.error(block)
+        wrong = checksums.wrong(self._blocks[name], self._ranges(self._places[name], buffers))
+        if wrong:
+            raise checksums.error(wrong[0])

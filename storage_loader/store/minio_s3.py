@@ -135,7 +135,7 @@ class MinioS3(Store):
         check_ranges(ranges, None, place=f"{self.url}/{key}")
         plan = coalesce([r for r in ranges if r[1] > r[0]])
         bodies = list(self._threads.map(lambda r: self._get_range(key, *r), plan.requests))
-        sources = iter(plan.sources)
+        sources = iter(plan.sources.tolist())
         buffers = []
         for start, end in ranges:
             if end == start:
