@@ -20,7 +20,7 @@ from .peer_loaders import MARK, PEERS, Spec
 from .peer_process import PeerError, Peers
 from .setting import Bucket, Setting
 
-SLOW_ROWS = 1_000_000  # rows of small ones for peers that decode row by row
+SLOW_ROWS = 100_000  # rows of small ones for peers that decode row by row
 SLOW = ("streaming", "litdata", "webdataset")
 
 

@@ -1,6 +1,6 @@
 """First and second epochs over the size of a row, beside other libraries; see peers.py.
 
-Batches of about 4 MiB, 200 MB of rows, at most 200,000. Besides the figures it gives two plots, for
+Batches of about 4 MiB, 200 MB of rows, at most 50,000. Besides the figures it gives two plots, for
 which matplotlib is needed. Say by `--peers` where the other libraries are.
 """
 
@@ -21,7 +21,7 @@ from .runner import Row
 from .setting import Benchmark, Setting
 
 SIZES = (64, 1024, 16 * 1024, 128 * 1024, 2**20)  # bytes of a row
-ROWS = 200_000  # at most, which keeps the time of the slow ones bearable
+ROWS = 50_000  # at most, which keeps the time of the slow ones bearable
 PLOTS = {"cold": "first epoch from S3, empty cache", "warm": "second epoch, cached on disk"}
 
 

@@ -14,7 +14,7 @@ its own values. Ways that lose or double rows, or fail, stand in the note.
   random rows from a local copy) and torch; litdata shuffles chunks, and windows of 256 rows within
   them; webdataset shards, and a buffer of 1,000 rows or 64 MiB.
 - random batches by index from S3, nothing kept: `shuffle="global", index=True` beside Lance's take.
-- small rows: from local folders. Those that decode row by row get 1 million of 10 million rows.
+- small rows: from local folders. Those that decode row by row get 100,000 of 10 million rows.
 
 peer_sweep.py has first and second epochs over the size of a row.
 
@@ -97,7 +97,7 @@ def _second_epoch(stored: Stored) -> list[Found]:
 
 def _by_index(stored: Stored) -> list[Found]:
     data = stored.data
-    limit = stored.group.setting.pick(32, 4)
+    limit = stored.group.setting.pick(128, 4)
     part = replace(stored, spec=replace(stored.spec, limit=limit), local={})
     loader = DataLoader(stored.config, batch_size=data.batch, shuffle="global", index=True)
 
