@@ -139,6 +139,7 @@ class Contender:
         self, peers: Peers, name: str, spec: Spec, cache: Path, *, cold: bool, cached: bool
     ) -> None:
         self.name, self.spec = name, spec
+        self.patience = PATIENCE  # seconds for an epoch
         self.faults: list[str] = []  # of the epochs that did not give every row once
         self._peers, self._cold, self._cached, self._cache = peers, cold, cached, cache
         self._process: PeerProcess | None = None
@@ -171,7 +172,8 @@ class Contender:
         assert self._process is not None
         if self._cold:
             self._peers.memory_at_hand(self.spec)
-        answer = self._process.ask({"do": "epoch", "spec": asdict(spec) if spec else None})
+        job = {"do": "epoch", "spec": asdict(spec) if spec else None}
+        answer = self._process.ask(job, self.patience)
         if answer["fault"]:
             self.faults.append(str(answer["fault"]))
         return float(answer["seconds"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .peer_loaders import PEERS
-from .peer_process import Contender, PeerError
+from .peer_process import PATIENCE, Contender, PeerError
 from .peer_stored import Stored, Way
 from .runner import Row, Spread
 
@@ -29,6 +29,9 @@ WARM = (
     Way("lance", 4),
 )
 TAKE = (Way("lance", 0), Way("lance", 4), Way("lance", 16))
+
+_SHORTEST_TRIAL = 60.0  # seconds for an epoch that a way has in any case, and ...
+_FAR_SLOWER = 20  # ... as many times as long as the peer's fastest way so far
 
 
 @dataclass
@@ -98,20 +101,25 @@ def _fastest(
 ) -> tuple[Contender, list[str]]:
     """A contender of the fastest way that gives all rows, and what was wrong with other ways.
 
-    PeerError where none works.
+    A way that took twice as long as another is not tried again, one that takes far longer not to
+    the end. PeerError where none works.
     """
     best: dict[Way, float] = {}
     wrong: list[str] = []
     for way in ways:
         contender = _contender(stored, way, cold=cold)
+        least = min(best.values(), default=PATIENCE)
+        contender.patience = min(PATIENCE, max(_SHORTEST_TRIAL, _FAR_SLOWER * least))
         try:
-            seconds = statistics.median(contender.seconds() for _ in range(trials))
+            times = [contender.seconds()]
+            if times[0] < 2 * least:
+                times += [contender.seconds() for _ in range(trials - 1)]
         except PeerError as error:
             wrong.append(f"{way.words} fails: {error}")
         else:
             wrong += [f"{way.words} gives wrong rows: {fault}" for fault in contender.faults[:1]]
             if not contender.faults:
-                best[way] = seconds
+                best[way] = statistics.median(times)
         finally:
             contender.close()
     if not best:

@@ -140,7 +140,7 @@ class _ObjectRead:
                 every = layout.all_blocks(a.name)
                 self._blocks[a.name] = np.arange(every.start, every.stop)
         stops = np.cumsum([0, *map(len, self._blocks.values())]).tolist()
-        self._places = {
+        self._places = {  # which of the ranges these blocks are
             name: slice(*bounds) for name, bounds in zip(self._blocks, pairwise(stops), strict=True)
         }
         blocks = np.concatenate([np.empty(0, np.int64), *self._blocks.values()])
