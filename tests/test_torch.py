@@ -348,5 +348,6 @@ def test_importing_the_library_imports_no_torch() -> None:
 
 @pytest.fixture(autouse=True)
 def no_worker_left() -> Iterator[None]:
+    before = set(multiprocessing.active_children())  # what an error's frames of another test hold
     yield
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before

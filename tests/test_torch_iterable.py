@@ -43,8 +43,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(autouse=True)
 def no_worker_left() -> Iterator[None]:
+    before = set(multiprocessing.active_children())  # what an error's frames of another test hold
     yield
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def rows_of(batches: Any) -> list[list[int]]:
