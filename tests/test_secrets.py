@@ -71,6 +71,7 @@ def test_no_text_file_or_log_holds_the_keys(
         repr(the_config.identity),
         *(repr(pickle.dumps(value)) for value in (dataset.open(), loader.state_dict(), row)),
     ]
+    del index  # and its worker: from here on errors hold this frame for a while
     for client in clients:
         stored = {info.key: bytes(client.get(info.key)) for info in client.list()}
         texts += [repr(stored), repr(client), client.url, client.origin]

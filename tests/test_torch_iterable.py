@@ -43,9 +43,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(autouse=True)
 def no_worker_left() -> Iterator[None]:
-    before = set(multiprocessing.active_children())  # what an error's frames of another test hold
     yield
-    assert set(multiprocessing.active_children()) <= before
+    assert multiprocessing.active_children() == []
 
 
 def rows_of(batches: Any) -> list[list[int]]:

@@ -58,9 +58,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(autouse=True)
 def no_process_remains() -> Iterator[None]:
-    before = set(multiprocessing.active_children())  # what an error's frames of another test hold
     yield
-    until(lambda: set(multiprocessing.active_children()) <= before)
+    until(lambda: multiprocessing.active_children() == [])
 
 
 def check(batches: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
