@@ -31,6 +31,7 @@ from rows import (
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
 from storage_loader.config import MIN_OBJECT_SIZE
+from storage_loader.loader.parts import Parts
 from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader, Dataset, as_tensor, gather
 
@@ -143,14 +144,27 @@ def test_tensors_are_saved_as_they_were_read(memory: dict[str, str]) -> None:
 def test_large_batches_are_gathered_by_torch(
     folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    """Rows at odd places, of several objects, padding among them; a kept batch stays as it is."""
+    """Rows at odd places, of several objects, padding among them; a kept batch stays as it is.
+
+    Not while rows are made ready: torch's threads would spin on cores that need to work.
+    """
     attributes = (Attribute("pixels", "uint8", (nbytes,)), Attribute(ROW, "int64"))
     count = max(12, 3 * 2**18 // nbytes)
     the_config = config(folder, attributes=attributes, max_object_size=2**21)
     save(the_config, make(range(count), attributes))
-    calls = []
-    select = gather.select_rows
-    monkeypatch.setattr(gather, "select_rows", lambda *a: (calls.append(a), select(*a)))
+    gathers = []  # for each, whether others are to run beside it, and how often torch copied
+    by_us, by_torch = gather.select_rows, torch.index_select
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        gathers[-1][1] += 1
+        return by_torch(*args, **kwargs)
+
+    def noted(parts: Parts, *args: Any) -> None:
+        gathers.append([parts.frees_gil, 0])
+        by_us(parts, *args)
+
+    monkeypatch.setattr(torch, "index_select", counted)
+    monkeypatch.setattr(gather, "select_rows", noted)
     size = max(1, count // 2 - 1)
     loader = DataLoader(the_config, batch_size=size, shuffle="global", last_batch="pad")
     for _ in range(2):
@@ -161,7 +175,10 @@ def test_large_batches_are_gathered_by_torch(
             arrays = {name: array[valid.numpy()] for name, array in as_numpy(batch).items()}
             found += numbers_of(arrays, attributes)
         assert sorted(found) == list(range(count))
-    assert len(calls) == 2 * len(batches)
+    assert len(gathers) == 2 * len(batches)
+    assert gathers[0] == [True, 0]
+    assert gathers[-len(batches) :] == [[False, 1]] * len(batches)
+    assert all(selected == (not others) for others, selected in gathers)
 
 
 def read_large_batches_in_a_fork(the_config: DataConfig) -> None:

@@ -1,4 +1,4 @@
-"""Rows copied by torch: by several threads, and without the GIL."""
+"""Rows copied by torch: by several threads, and without the GIL, once all rows are here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
     """
     address, span = parts.span
     nbytes = parts.attribute.row_nbytes
-    if not len(rows) or span >= 2**62 // nbytes:  # more than torch can count
+    can_count = span < 2**62 // nbytes
+    # After a call torch's threads spin for milliseconds, on cores that those who fetch need.
+    if not len(rows) or parts.frees_gil or not can_count:
         parts.take_into(rows, places, out)
         return
     bits = address | nbytes | int(np.bitwise_or.reduce(places))
