@@ -42,6 +42,17 @@ def test_none_is_a_value_too() -> None:
     assert made == [1]
 
 
+def test_a_maker_waits_for_a_thread_that_makes_another_one() -> None:
+    outer: PerProcess[str] = PerProcess()
+    inner: PerProcess[str] = PerProcess()
+
+    def make() -> str:
+        with ThreadPoolExecutor(1) as pool:
+            return "outer of " + pool.submit(inner.get, lambda: "inner").result(timeout=60)
+
+    assert outer.get(make) == "outer of inner"
+
+
 def test_many_threads_get_one_value() -> None:
     for _ in range(20):
         barrier = threading.Barrier(8)

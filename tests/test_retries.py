@@ -327,6 +327,42 @@ def test_of_many_no_more_begin_after_a_failure(faulty: Faulty, waits: list[float
     assert len(faulty.asked) <= 32
 
 
+class Meeting(MemoryStore):
+    """`get` waits for a `list` that is under way, and then raises what `faults` holds, in turn."""
+
+    def __init__(self, url: str, *faults: StoreError) -> None:
+        super().__init__(url)
+        self.faults = list(faults)
+        self.is_listing = threading.Event()
+
+    def get(self, key: str) -> memoryview:
+        assert self.is_listing.wait(60)
+        if self.faults:
+            raise self.faults.pop(0)
+        return super().get(key)
+
+    def list(self, prefix: str = "") -> Iterator[Any]:
+        self.is_listing.set()
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("faults", [0, 1, 5])
+def test_an_object_and_a_list_are_asked_for_at_once(
+    faulty: Faulty, waits: list[float], faults: int
+) -> None:
+    store = RetriedStore(Meeting(faulty.url, *[busy()] * faults), deadline=60)
+    found, infos = store.find_and_list("a/3", "a")
+    assert found == CONTENT
+    assert sorted(info.key for info in infos) == [f"a/{number}" for number in range(5)]
+    assert len(waits) == max(0, faults - 1)
+    assert store.find_and_list("none", "nowhere") == (None, [])
+    store = RetriedStore(Meeting(faulty.url, PermissionDeniedError("no"), busy()), deadline=0)
+    with pytest.raises(StoreUnavailableError, match="503"):
+        store.find_and_list("a/3", "a")
+    faulty.faults = [busy()] * 2
+    assert len(RetriedStore(faulty, deadline=60).find_and_list("a/3", "a")[1]) == 5
+
+
 def test_a_list_that_breaks_lists_each_key_once(faulty: Faulty) -> None:
     faulty.faults = [busy(), busy()]
     found = [info.key for info in RetriedStore(faulty, deadline=60).list("a")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from places import CLIENTS
 
 from storage_loader.errors import StoreError
 from storage_loader.store import RetriedStore, Store
+from storage_loader.store.obstore_s3 import ObstoreS3
 from storage_loader.store.s3_place import THREADS, S3Place
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -155,3 +157,22 @@ def test_a_refusal_is_final(answers: Answers, store: Store) -> None:
             with pytest.raises(StoreError):
                 work()
             assert len(answers.requests) == 1
+
+
+def test_stores_of_one_place_share_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same keys, timeout and environment; prefixes may differ."""
+
+    def client(**other: Any) -> Any:
+        place = {"prefix": "p", "endpoint": "http://127.0.0.1:9", "region": "us-east-1"}
+        place |= {"access_key": "access", "secret_key": "secret"}
+        return ObstoreS3(S3Place("bucket", **(place | other)))._client
+
+    first = client()
+    assert client(prefix="elsewhere") is first
+    others = [{"access_key": "b"}, {"secret_key": "b"}, {"timeout": 7}, {"region": "b"}]
+    for other in (*others, {"endpoint": "http://127.0.0.1:8"}):
+        assert client(**other) is not first
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("NO_PROXY", "example.org")
+        assert client() is not first
+    assert client() is first

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
@@ -65,12 +65,13 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        key = self.schema_key
-        try:
-            data = self.store.get(key)
-        except ObjectNotFoundError:
+        return self._schema_of(self.store.find(self.schema_key))
+
+    def _schema_of(self, data: memoryview | None) -> Schema | None:
+        """See `read_schema`; `data`: dataset.json."""
+        if data is None:
             return None
-        _, schema = _parse_dataset(bytes(data), key, self.store)
+        _, schema = _parse_dataset(bytes(data), self.schema_key, self.store)
         if self.config.schema is not None:
             self._check(self.config.schema, schema)
         return schema
@@ -87,7 +88,9 @@ class Catalog:
 
     def require_schema(self) -> Schema:
         """The stored schema; `DatasetNotFoundError`, naming what exists, where there is none."""
-        schema = self.read_schema()
+        return self._required(self.read_schema())
+
+    def _required(self, schema: Schema | None) -> Schema:
         if schema is None:
             raise DatasetNotFoundError(
                 f"no dataset {self._described()} in {self.store.url}; {self._existing()}"
@@ -136,7 +139,10 @@ class Catalog:
 
     def commit_infos(self) -> dict[CommitId, ObjectInfo]:
         """What the store knows of each commit there is, replaced ones too."""
-        listed = {self.commit_of(info.key): info for info in self.store.list(self.commit_folder)}
+        return self._commits_among(self.store.list(self.commit_folder))
+
+    def _commits_among(self, infos: Iterable[ObjectInfo]) -> dict[CommitId, ObjectInfo]:
+        listed = {self.commit_of(info.key): info for info in infos}
         return {i: info for i, info in listed.items() if i is not None}
 
     @property
@@ -289,7 +295,8 @@ class Catalog:
         """The schema, and all commits there are, or those that a version names, in order."""
         listing = _Listing(self)
         while True:
-            schema, ids = self.require_schema(), self.commit_ids()
+            data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
+            schema, ids = self._required(self._schema_of(data)), sorted(self._commits_among(infos))
             if version is not None:
                 ids = named_ids(version, ids)
             commits = listing.read(schema, ids)

@@ -31,6 +31,9 @@ class ObjectInfo:
     modified: datetime  # by the store's clock, with time zone
 
 
+Infos = list[ObjectInfo]  # in the class, `list` is the verb
+
+
 class Store(ABC):
     """Objects under keys. Every method may be called from many threads at once.
 
@@ -77,6 +80,10 @@ class Store(ABC):
     def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
         """`find` of several objects, many in flight where that pays."""
         return [self.find(key) for key in keys]
+
+    def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
+        """`find` of an object and all of `list`, at once where that pays."""
+        return self.find(key), [*self.list(prefix)]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         """Bytes start to end (at least one) of an object in pieces, as they arrive.

@@ -39,9 +39,9 @@ class Keys:
         return held[0]
 
     def replaced(self, refused: Credentials) -> bool:
-        """Whether there are other keys than those that the server refused."""
+        """Whether there are other keys than those that the server refused, which `current` gave."""
         held = self._held
-        if held is not None and held[0] == refused:
+        if held is not None and held[0] is refused:  # nobody has asked since
             held = self._asked_instead_of(held)
         return held is not None and held[0] != refused
 

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import obstore
@@ -35,6 +36,7 @@ PART = 16 * 2**20
 PARTS_AT_ONCE = 4
 _LARGE = 2**20  # bytes of a body that takes its time
 _SLOWEST = 2**20  # bytes a second
+_SHARED = 8  # clients that are kept for others
 
 _first_use_pid: int | None = None
 
@@ -65,40 +67,17 @@ class ObstoreS3(Store):
         global _first_use_pid  # noqa: PLW0603  what `usable` asks about is the process
         _first_use_pid = os.getpid()
         place = self._place
-        options: dict[str, Any] = {"region": place.region}
-        if place.endpoint:
-            options["endpoint"] = place.endpoint
-        if place.access_key:
-            # As options they would be sent with the environment's AWS_SESSION_TOKEN.
-            options["credential_provider"] = lambda: {
-                "access_key_id": place.access_key,
-                "secret_access_key": place.secret_key,
-                "token": None,
-                "expires_at": None,
-            }
-        elif self._keys is not None:
-            options["credential_provider"] = self._keys.for_obstore
-        elif not has_environment_keys(place):
-            session = profile_session(place)
-            if session is not None:
-                from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  optional
+        if self._keys is not None:
+            return _new_client(place, timeout, self._keys.for_obstore)
+        if place.access_key or has_environment_keys(place):
+            bucket = replace(place, prefix="")
+            return _shared_client(bucket, timeout, frozenset(os.environ.items()))
+        session = profile_session(place)
+        if session is None:
+            return _new_client(place, timeout, None)
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  optional
 
-                options["credential_provider"] = Boto3CredentialProvider(session)
-        is_http = (place.endpoint or "").startswith("http://")
-        return ObstoreClient(
-            place.bucket,
-            # TLS protects what is sent, so its SHA-256 need not: a GB takes 0.28 s of CPU
-            # instead of 0.82, and PUTs reach 1.18 of the rate.
-            unsigned_payload=not is_http,
-            client_options={
-                "allow_http": is_http,
-                "connect_timeout": timedelta(seconds=place.connect_timeout),
-                "read_timeout": timedelta(seconds=timeout),
-                "timeout": timedelta(hours=1),
-            },
-            retry_config={"max_retries": 0},  # `RetriedStore` does
-            **options,
-        )
+        return _new_client(place, timeout, Boto3CredentialProvider(session))
 
     @contextmanager
     def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
@@ -176,6 +155,51 @@ class ObstoreS3(Store):
         with self._mapped_errors("delete", ""):
             if paths:
                 obstore.delete(self._client, paths)
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared_client(
+    place: S3Place, timeout: float, environment: frozenset[tuple[str, str]]
+) -> ObstoreClient:
+    """For keys that do not change: one client for all loaders and savers of a place.
+
+    A new one takes 5 ms of CPU for the system's certificates, and each of its connections some.
+    obstore reads `environment` (proxies, certificates, keys): for another one, another client.
+    """
+    provider = None
+    if place.access_key:
+        # As options they would be sent with the environment's AWS_SESSION_TOKEN.
+        provider = lambda: {  # noqa: E731
+            "access_key_id": place.access_key,
+            "secret_access_key": place.secret_key,
+            "token": None,
+            "expires_at": None,
+        }
+    return _new_client(place, timeout, provider)
+
+
+def _new_client(place: S3Place, timeout: float, credentials: Any) -> ObstoreClient:
+    """`credentials`: what obstore asks for keys; None: it finds them by itself."""
+    is_http = (place.endpoint or "").startswith("http://")
+    options: dict[str, Any] = {"region": place.region}
+    if place.endpoint:
+        options["endpoint"] = place.endpoint
+    if credentials is not None:
+        options["credential_provider"] = credentials
+    return ObstoreClient(
+        place.bucket,
+        # TLS protects what is sent, so its SHA-256 need not: a GB takes 0.28 s of CPU
+        # instead of 0.82, and PUTs reach 1.18 of the rate.
+        unsigned_payload=not is_http,
+        client_options={
+            "allow_http": is_http,
+            "connect_timeout": timedelta(seconds=place.connect_timeout),
+            "read_timeout": timedelta(seconds=timeout),
+            "timeout": timedelta(hours=1),
+        },
+        retry_config={"max_retries": 0},  # `RetriedStore` does
+        **options,
+    )
 
 
 def _failure(verb: str, key: str, error: Exception) -> Failure:

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..process import PerProcess
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store, read_only
+from .base import Buffers, Infos, ObjectInfo, Store, read_only
 from .s3_place import THREADS, ConflictError
 
 T = TypeVar("T")
@@ -97,6 +97,14 @@ class RetriedStore(Store):
 
     def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
         return self._all([partial(self._inner.find, key) for key in keys])
+
+    def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
+        finding = self._server.begun(partial(self._inner.find, key))
+        infos = [*self.list(prefix)]
+        try:
+            return finding.result(), infos
+        except StoreError:  # asked again from here, where Ctrl-C ends the waits
+            return self.find(key), infos
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         attempts = _Attempts(self)
@@ -229,12 +237,19 @@ class _Server:
             except StoreError as error:
                 errors.append(error)
 
-        threads = self._threads.get(
-            lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
-        )
-        for _ in threads.map(make, todo):
+        for _ in self._pool.map(make, todo):
             pass
         return errors
+
+    def begun(self, call: Callable[[], T]) -> Future[T]:
+        """The result of one call, made in a thread."""
+        return self._pool.submit(call)
+
+    @property
+    def _pool(self) -> ThreadPoolExecutor:
+        return self._threads.get(
+            lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
+        )
 
 
 class _Ranges:
