@@ -9,17 +9,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_locking = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _locking  # noqa: PLW0603  a lock held at the moment of the fork is never released
-    _locking = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
-
 
 class PerProcess(Generic[T]):
     """A value made at first use and again after a fork. Thread-safe.
@@ -31,13 +20,14 @@ class PerProcess(Generic[T]):
 
     def __init__(self) -> None:
         self._held: tuple[int, T] | None = None
-        self._making: tuple[int, threading.RLock] | None = None
+        # By process: one that is held at the moment of a fork is never released there.
+        self._making: dict[int, threading.RLock] = {}
 
     def get(self, make: Callable[[], T]) -> T:
         """The value of this process, made by `make` where there is none yet."""
         held = self._held
         if held is None or held[0] != os.getpid():
-            with self._lock():
+            with self._making.setdefault(os.getpid(), threading.RLock()):  # atomic
                 held = self._held
                 if held is None or held[0] != os.getpid():
                     held = self._held = (os.getpid(), make())
@@ -47,9 +37,3 @@ class PerProcess(Generic[T]):
         """The value of this process, or None where none was made."""
         held = self._held
         return held[1] if held is not None and held[0] == os.getpid() else None
-
-    def _lock(self) -> threading.RLock:
-        with _locking:
-            if self._making is None or self._making[0] != os.getpid():
-                self._making = (os.getpid(), threading.RLock())
-            return self._making[1]

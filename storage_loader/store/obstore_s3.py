@@ -166,16 +166,17 @@ def _shared_client(
     A new one takes 5 ms of CPU for the system's certificates, and each of its connections some.
     obstore reads `environment` (proxies, certificates, keys): for another one, another client.
     """
-    provider = None
-    if place.access_key:
-        # As options they would be sent with the environment's AWS_SESSION_TOKEN.
-        provider = lambda: {  # noqa: E731
+
+    def given() -> dict[str, Any]:
+        """As options they would be sent with the environment's AWS_SESSION_TOKEN."""
+        return {
             "access_key_id": place.access_key,
             "secret_access_key": place.secret_key,
             "token": None,
             "expires_at": None,
         }
-    return _new_client(place, timeout, provider)
+
+    return _new_client(place, timeout, given if place.access_key else None)
 
 
 def _new_client(place: S3Place, timeout: float, credentials: Any) -> ObstoreClient:

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -99,7 +99,7 @@ class RetriedStore(Store):
         return self._all([partial(self._inner.find, key) for key in keys])
 
     def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
-        finding = self._server.begun(partial(self._inner.find, key))
+        finding = self._server.pool.submit(partial(self._inner.find, key))
         infos = [*self.list(prefix)]
         try:
             return finding.result(), infos
@@ -237,16 +237,13 @@ class _Server:
             except StoreError as error:
                 errors.append(error)
 
-        for _ in self._pool.map(make, todo):
+        for _ in self.pool.map(make, todo):
             pass
         return errors
 
-    def begun(self, call: Callable[[], T]) -> Future[T]:
-        """The result of one call, made in a thread."""
-        return self._pool.submit(call)
-
     @property
-    def _pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> ThreadPoolExecutor:
+        """This process's threads for requests."""
         return self._threads.get(
             lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
         )
