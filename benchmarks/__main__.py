@@ -37,7 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--delay", type=_seconds, default=0.0, metavar="20ms", help="added to each S3 request"
     )
-    parser.add_argument("--only", default="", metavar="WORDS", help="rows of `peers` to measure")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="rows of `peers` or `change` to measure"
+    )
+    parser.add_argument(
+        "--before", type=Path, metavar="FOLDER", help="another checkout, for `change`"
+    )
     options = parser.parse_args(arguments)
     if options.peers:
         os.environ[PEERS_VARIABLE] = options.peers
@@ -51,7 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or (None if options.quick else RESULTS)
     failed = False
     light = options.server == "light"
-    made = Setting(effort, options.scratch, light=light, delay=options.delay, only=options.only)
+    made = Setting(
+        effort,
+        options.scratch,
+        light=light,
+        delay=options.delay,
+        only=options.only,
+        before=options.before,
+    )
     with made as setting:
         marks = setting.server_words
         for name in options.names or NAMES:

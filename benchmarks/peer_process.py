@@ -1,4 +1,4 @@
-"""Peers in processes of their own: peer_loaders.py, asked line by line."""
+"""Peers in processes of their own: peer_loaders.py, or another program, asked line by line."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class PeerError(Exception):
 class PeerProcess:
     """A process that answers jobs; leave the `with` to end it."""
 
-    def __init__(self, python: str, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, python: str, environment: Mapping[str, str], log: Path, program: Path = PROGRAM
+    ) -> None:
         # What an error's text must not show, as it ends in the results.
         self._hidden = {environment[name]: "***" for name in _HIDDEN}
         self._hidden |= {environment["AWS_ENDPOINT"]: "the server", str(log.parent): "scratch"}
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [python, str(PROGRAM)],
+                [python, str(program)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -110,7 +112,7 @@ class Peers:
     def process(self) -> PeerProcess:
         """A new one, that can reach the S3 server."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE)}
-        environment |= _variables(self._setting.s3)
+        environment |= variables(self._setting.s3)
         return PeerProcess(self._python, environment, self._setting.scratch / "peers.log")
 
     def write(self, peer: str, arrays: Path, out: Path, rows: int, shard: int) -> str:
@@ -182,7 +184,7 @@ class Contender:
 _HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
-def _variables(server: Server) -> dict[str, str]:
+def variables(server: Server) -> dict[str, str]:
     """The server's settings under the names that boto3, object_store and streaming know."""
     return {
         "AWS_ACCESS_KEY_ID": server.access_key,

@@ -32,6 +32,9 @@ PYTEST_ARGS="-k every_row_under_faults"`, with a real server where `make s3` has
 [soak.png](soak.png): memory and descriptors while savers, loaders and gc work beside each other,
 made by `soak`: half an hour unless STORAGE_LOADER_BENCH_SOAK_SECONDS says otherwise, 20 s with
 `--quick`.
+
+`change` compares this checkout with another one (`--before FOLDER`). There, "plain" is the other one,
+and the brackets of the ratio hold the 95% interval of its median.
 """
 
 

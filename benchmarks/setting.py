@@ -53,10 +53,12 @@ class Setting:
         light: bool = False,  # the S3 server is the light one
         delay: float = 0.0,  # seconds that each request to it takes longer
         only: str = "",
+        before: Path | None = None,  # another checkout
     ) -> None:
         self.effort = effort
         self._scratch = scratch
         self._light, self._delay, self._only = light, delay, only
+        self.before = before
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Setting:
