@@ -19,6 +19,7 @@ import platformdirs
 
 from .credentials import Provider
 from .errors import ConfigError
+from .files import OddFileError, open_regular
 from .keywords import checked_keywords, reject_unknown, shown
 from .layout import MAX_OBJECT_NBYTES
 from .schema import Attribute, Schema
@@ -309,8 +310,13 @@ class DataConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DataConfig:
-        """Read what `save` wrote."""
-        return cls.from_json(Path(path).read_bytes())
+        """Read what `save` wrote, from a regular file or a link to one."""
+        try:
+            descriptor = open_regular(path, follow_links=True)
+        except OddFileError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}, not a config's file") from error
+        with open(descriptor, "rb") as file:
+            return cls.from_json(file.read())
 
     def _values(self) -> tuple[object, ...]:
         """What equality compares: of `additional` the JSON, where 1, 1.0 and True differ."""

@@ -73,6 +73,14 @@ class ObjectShortError(StoreError, FormatError):
     """An object ends before the bytes that its commit says it has."""
 
 
+class NotAnObjectError(StoreError, FormatError):
+    """A link, a FIFO or something else that is no regular file lies where an object must be."""
+
+
+class StoreFullError(StoreError):
+    """There is no room left: a full disk, or a quota that is used up."""
+
+
 class BucketNotFoundError(StoreError, FileNotFoundError):
     """The bucket does not exist."""
 

@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "codecs": 1,
     "credentials": 1,
+    "files": 1,
     "keywords": 1,
     "process": 1,
     "ranges": 1,

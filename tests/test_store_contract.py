@@ -47,7 +47,8 @@ KEYS = [
     "deep/" * 20 + "x",
     "k" * 200,
 ]
-REFUSED = ["", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/..", "a/./b", "a\nb", "a\0", "\x7f"]
+UNPRINTABLE = ["a\nb", "\x7f"]  # in a place of ours only others can have put them
+REFUSED = ["", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/..", "a/./b", "a\0", *UNPRINTABLE]
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +271,9 @@ class TestStoreContract:
         assert keys_of(store) == []
 
     @pytest.mark.parametrize("key", REFUSED, ids=repr)
-    def test_keys_that_could_be_misread_are_refused(self, store: Store, key: str) -> None:
+    def test_keys_that_could_be_misread_are_refused(
+        self, store: Store, kind: str, key: str
+    ) -> None:
         text = f"key {key!r}: no empty, '.' or '..' part and no control character may be in it"
         verbs: list[Callable[[], object]] = [
             lambda: store.get(key),
@@ -281,8 +284,11 @@ class TestStoreContract:
             lambda: store.put(key, b"x"),
             lambda: store.put(key, b"x", create=True),
             lambda: store.head(key),
-            lambda: store.delete([key]),
         ]
+        if kind in LOCAL and key in UNPRINTABLE:
+            store.delete([key])  # what lies there must go, see test_folder_hostile.py
+        else:
+            verbs.append(lambda: store.delete([key]))
         if key:  # "" is the whole store
             verbs += [lambda: list(store.list(key)), lambda: store.list_folders(key)]
         for verb in verbs:

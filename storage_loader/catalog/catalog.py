@@ -24,6 +24,7 @@ from ..errors import (
     SchemaError,
     StorageLoaderError,
     StoreError,
+    StoreFullError,
     VersionNotFoundError,
 )
 from ..keywords import shown
@@ -309,26 +310,40 @@ class Catalog:
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.
 
+        On a full disk there is no room for the commit that empties it: then its objects go first,
+        then its commits. Readers miss objects meanwhile; none sees a part of the rows.
+
         Raises `DatasetNotFoundError` where nothing of it is there, `SchemaError` where the config
         gives other attributes than are stored.
         """
         keys = [info.key for info in self.store.list(self.prefix)]
         if not keys:
             self.require_schema()
+        last = [*self._emptied(), self.schema_key]
+        rest = [key for key in keys if key not in last]
+        # Without that commit a reader finds commits whose objects are gone, not some of the rows.
+        rest.sort(key=lambda key: key.startswith(f"{self.commit_folder}/"))
+        self.store.delete(rest)
+        for key in last:
+            self.store.delete([key])
+
+    def _emptied(self) -> list[str]:
+        """Publish that the dataset has no rows: the key of the commit that says so.
+
+        None where no reader takes it for a dataset, and on a full disk.
+        """
         try:
             schema = self.read_schema()
-        except FormatError:
-            schema = None  # no reader takes it for a dataset: there is nothing to empty first
-        last: list[str] = []
-        if schema is not None:
+            if schema is None:
+                return []
             # Stopped half way, an emptied dataset remains, never one with half its rows. Were
             # dataset.json to go before the commit, another schema could meet that commit.
             writer = f"delete-{secrets.token_hex(8)}"  # a commit of its own each time
-            emptied = self.publish(schema, [], writer=writer, number=0, refresh=True)
-            last = [self.commit_key(emptied), self.schema_key]
-        self.store.delete([key for key in keys if key not in last])
-        for key in last:
-            self.store.delete([key])
+            return [
+                self.commit_key(self.publish(schema, [], writer=writer, number=0, refresh=True))
+            ]
+        except (FormatError, StoreFullError):
+            return []
 
 
 class _Listing:

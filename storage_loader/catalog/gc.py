@@ -5,8 +5,9 @@ name; objects that no commit names and whose attempt is dead; leases of dead att
 that killed puts and killed collections left. An attempt (`objects/<writer>/<attempt>...`) is dead
 where neither its lease nor any of its objects was written within `grace`: a saver that holds
 uncommitted objects rewrites its lease every few minutes. What has another shape than docs/format.md
-gives it is never deleted, nor are claims and barriers (commits that replace themselves alone): they
-hold off attempts that may still wake up, and are small.
+gives it is never deleted, nor is a link or a FIFO, whatever its name. Claims and barriers (commits
+that replace themselves alone) stay, too: they hold off attempts that may still wake up, and are
+small.
 
 **Why a commit never loses its objects.** Objects are listed first and commits read afterwards,
 all of them. A commit that was published before the reading is among them, so what it names stays.
@@ -132,20 +133,12 @@ def _found(catalog: Catalog, grace: timedelta, keep: timedelta) -> Collected:
 
 
 def server_time(store: Store, prefix: str) -> datetime:
-    """The time by the store's clock: that of an object which is put for it and deleted."""
+    """The time by the store's clock; see `Store.now`."""
+    probe = f"{prefix}/gc-{secrets.token_hex(8)}.probe"
     try:
-        return _time_of_probe(store, prefix)
-    except ObjectNotFoundError:  # the dataset was deleted meanwhile, and that with it
-        return _time_of_probe(store, prefix)
-
-
-def _time_of_probe(store: Store, prefix: str) -> datetime:
-    key = f"{prefix}/gc-{secrets.token_hex(8)}.probe"
-    store.put(key, b"{}")
-    try:
-        return store.head(key).modified
-    finally:
-        store.delete([key])
+        return store.now(probe)
+    except ObjectNotFoundError:  # the dataset was deleted meanwhile, and the probe with it
+        return store.now(probe)
 
 
 def plan(
@@ -154,7 +147,7 @@ def plan(
     grace: timedelta,
     keep: timedelta,
     prefix: str,
-    listed: Iterable[ObjectInfo],
+    listed: Sequence[ObjectInfo],
     unfinished: Iterable[ObjectInfo],
     commits: Mapping[CommitId, StoredCommit],
 ) -> Collected:
@@ -166,14 +159,14 @@ def plan(
     released = _keys(prefix, commits, replaced)
     named = _keys(prefix, commits, commits.keys() - set(replaced))
     attempts: dict[str, datetime] = {}
-    keyed = {info.key[len(prefix) + 1 :]: info for info in listed}
+    foreign = [info.key for info in listed if info.odd]
+    keyed = {info.key[len(prefix) + 1 :]: info for info in listed if not info.odd}
     for key, info in keyed.items():
         match = _OBJECT.fullmatch(key)
         if match:
             last = attempts.get(match[1], info.modified)
             attempts[match[1]] = max(last, info.modified)
     garbage = [Garbage("commit", commits[i].info.key, commits[i].info.nbytes) for i in replaced]
-    foreign = []
     for key, info in keyed.items():
         match = _OBJECT.fullmatch(key)
         is_dead = match is not None and now - attempts[match[1]] > grace

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import cast
 
 from ..config import DataConfig
-from ..errors import VersionNotFoundError
+from ..errors import StoreFullError, VersionNotFoundError
 from ..keywords import checked_keywords
+from ..schema import Schema
 from .catalog import Catalog
-from .commits import CommitId, live_commits, states
+from .commits import Commit, CommitId, live_commits, states
+from .gc import collect_garbage
 from .objects import StoredObjects
 from .snapshot import Version
 
@@ -71,6 +75,11 @@ def drop_commit(config: DataConfig, commit: str) -> str:
     version and `collect_garbage` removes it after the dropped one. Earlier versions stay as they
     are until it removes what they need, commits made beside it survive, and what the dropped
     commit itself replaced stays replaced. A refresh that took the commit's place meanwhile stands.
+
+    On a full disk room is made for that commit: first `collect_garbage` removes what it does by
+    default; where that is not enough, objects of the dropped commit go one by one until there is
+    room. Its rows are then gone from earlier versions, too, whose readers get an error.
+
     Raises `VersionNotFoundError` where the newest version does not hold it.
     """
     catalog = Catalog(config)
@@ -83,7 +92,7 @@ def drop_commit(config: DataConfig, commit: str) -> str:
         if wanted in commits and wanted in commits[wanted].replaces:
             state = "has no rows"
         raise VersionNotFoundError(f"commit {commit!r} {state}: it is not in the newest version")
-    dropping = catalog.publish(schema, [], writer=secrets.token_hex(8), number=0, drops=[wanted])
+    dropping = _published(catalog, schema, commits, wanted)
     # Of two that replace a common commit the later id wins: a refresh that was published between
     # our looking and our publishing would lose its rows to one that has none.
     _, stored = catalog.read_everything()
@@ -94,3 +103,30 @@ def drop_commit(config: DataConfig, commit: str) -> str:
             f"commit {commit!r} was replaced meanwhile: it is not in the newest version"
         )
     return str(dropping)
+
+
+def _published(
+    catalog: Catalog, schema: Schema, commits: Mapping[CommitId, Commit], wanted: CommitId
+) -> CommitId:
+    """Publish the commit that drops `wanted`; on a full disk something gives way to it."""
+    writer = secrets.token_hex(8)
+    ways = _ways_to_make_room(catalog, commits, wanted)
+    while True:
+        try:
+            return catalog.publish(schema, [], writer=writer, number=0, drops=[wanted])
+        except StoreFullError:  # noqa: PERF203  the loop is for this
+            make_room = next(ways, None)
+            if make_room is None:
+                raise
+            make_room()
+
+
+def _ways_to_make_room(
+    catalog: Catalog, commits: Mapping[CommitId, Commit], wanted: CommitId
+) -> Iterator[Callable[[], object]]:
+    """What certainly nobody needs, then what the user has asked to be rid of."""
+    yield partial(collect_garbage, catalog.config)
+    others = {o.key for i, commit in commits.items() if i != wanted for o in commit.objects}
+    for stored in commits[wanted].objects:
+        if stored.key not in others:
+            yield partial(catalog.store.delete, [f"{catalog.prefix}/{stored.key}"])

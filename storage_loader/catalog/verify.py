@@ -21,7 +21,7 @@ from ..hdf5 import header_problems
 from ..keywords import checked_keywords
 from ..layout import ObjectLayout
 from ..schema import Schema
-from ..store import Buffer, Store, xxh3
+from ..store import Buffer, ObjectInfo, Store, xxh3
 from .catalog import Catalog, commits_of, named_ids
 from .commits import Commit, CommitId
 from .objects import StoredObject, StoredObjects
@@ -106,9 +106,9 @@ def verify_dataset(
         live = named_ids(version, sorted(commits))
     parts = [cast(StoredObjects, commits[i].objects) for i in live]  # as in all that were read
     # After the commits were read: what they name was there.
-    sizes = {info.key: info.nbytes for info in catalog.store.list(f"{catalog.prefix}/objects")}
+    listed = {info.key: info for info in catalog.store.list(f"{catalog.prefix}/objects")}
     total = sum(sum(part.nbytes.tolist()) for part in parts)
-    examiner = _Examiner(catalog.store, catalog.prefix, schema, sizes)
+    examiner = _Examiner(catalog.store, catalog.prefix, schema, listed)
     objects = ((i, stored) for i, part in zip(live, parts, strict=True) for stored in part)
     owners: dict[str, CommitId] = {}
     done = first = 0
@@ -202,23 +202,27 @@ class _Damage:
 class _Examiner:
     """Looks at objects, from several threads."""
 
-    def __init__(self, store: Store, prefix: str, schema: Schema, sizes: dict[str, int]) -> None:
+    def __init__(
+        self, store: Store, prefix: str, schema: Schema, listed: dict[str, ObjectInfo]
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self._schema = schema
-        self._sizes = sizes  # by key in the store
+        self._listed = listed  # by key in the store
         self._right_headers: set[int] = set()
 
     def examine(self, item: tuple[CommitId, StoredObject], stop: threading.Event) -> list[_Damage]:
         """What is wrong with an object; it ends early once `stop` is set."""
         _, stored = item
         key = f"{self._prefix}/{stored.key}"
-        size = self._sizes.get(key)
+        info = self._listed.get(key)
         beside = stored.nbytes - sum(c.nbytes for c in stored.layout.columns.values())
-        if size is None:
+        if info is None:
             return [_Damage("is missing", 0, stored.rows)]
-        if size != stored.nbytes:
-            return misplaced(stored, size)
+        if info.odd:
+            return [_Damage(f"is {info.odd}, which is never read", 0, stored.rows)]
+        if info.nbytes != stored.nbytes:
+            return misplaced(stored, info.nbytes)
         if beside - stored.layout.num_checksums * 8 > _MAX_HEADER:
             return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
         damages = self._damages(key, stored, stop)

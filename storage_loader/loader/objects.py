@@ -50,8 +50,8 @@ class Objects:
 
     def get(self, index: int) -> memoryview:
         """A whole object, of the size that its commit says; a map where the store is local."""
-        data = self._twice(index, partial(self.store.get, self.snapshot.key(index)))
-        self._check_size(index, data.nbytes)
+        self.confirm([index])
+        [data] = self.get_ranges(index, [(0, self.stored(index).nbytes)])
         return data
 
     def get_ranges(self, index: int, ranges: Sequence[Range]) -> list[memoryview]:

@@ -29,6 +29,7 @@ class ObjectInfo:
     key: str
     nbytes: int
     modified: datetime  # by the store's clock, with time zone
+    odd: str = ""  # what else than an object this is: it can be deleted, and not be read
 
 
 Infos = list[ObjectInfo]  # in the class, `list` is the verb
@@ -105,7 +106,10 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below the folder `prefix`, in no order; "a" lists "a/b", never "ab"."""
+        """All objects below the folder `prefix`, in no order; "a" lists "a/b", never "ab".
+
+        And all else that lies there, as `odd`: links, which are not followed, and such things.
+        """
 
     @abstractmethod
     def list_folders(self, prefix: str = "") -> Sequence[str]:
@@ -113,7 +117,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; a key that does not exist is no error."""
+        """Delete objects, and what `list` gives as `odd`; a key that does not exist is no error."""
 
     def list_unfinished(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """What puts below the folder `prefix` left behind where they were killed, or are writing.
@@ -124,6 +128,17 @@ class Store(ABC):
 
     def delete_unfinished(self, keys: Iterable[str]) -> None:  # noqa: B027  most leave nothing
         """Delete what `list_unfinished` listed. A put that is still writing it fails."""
+
+    def now(self, probe: str) -> datetime:
+        """The time by the store's clock, as in `ObjectInfo`.
+
+        Here that of an object which is put under the key `probe` for it, and deleted.
+        """
+        self.put(probe, b"{}")
+        try:
+            return self.head(probe).modified
+        finally:
+            self.delete([probe])
 
     def prepare(self) -> None:  # noqa: B027  most stores need nothing
         """Create what must exist before the first `put`: a bucket."""
@@ -158,9 +173,19 @@ def xxh3(data: Buffer) -> int:
 
 def check_key(key: str) -> str:
     """The key itself; `StoreError` for one that could leave its folder or be misread."""
-    if any(part in ("", ".", "..") for part in key.split("/")) or any(
-        ord(c) < 32 or ord(c) == 127 for c in key
-    ):
+    return _checked(key, any(ord(c) < 32 or ord(c) == 127 for c in key))
+
+
+def check_parts(key: str) -> str:
+    """The key itself; `StoreError` for one that could leave its folder.
+
+    For deleting: whatever name something has got, it must be possible to remove it.
+    """
+    return _checked(key, "\0" in key)
+
+
+def _checked(key: str, is_refused: bool) -> str:
+    if is_refused or any(part in ("", ".", "..") for part in key.split("/")):
         raise StoreError(
             f"key {key!r}: no empty, '.' or '..' part and no control character may be in it"
         )

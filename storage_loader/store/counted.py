@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from typing_extensions import Buffer
 
@@ -116,6 +117,10 @@ class CountedStore(Store):
     def delete_unfinished(self, keys: Iterable[str]) -> None:
         self._counter.add(requests=1)
         self._inner.delete_unfinished(keys)
+
+    def now(self, probe: str) -> datetime:
+        self._counter.add(requests=1)
+        return self._inner.now(probe)
 
     def prepare(self) -> None:
         self._inner.prepare()

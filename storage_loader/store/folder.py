@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import io
 import itertools
 import mmap
 import os
@@ -17,6 +16,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,14 @@ from filelock import FileLock
 from typing_extensions import Buffer
 
 from ..errors import (
+    NotAnObjectError,
     ObjectExistsError,
     ObjectNotFoundError,
     PermissionDeniedError,
     StoreError,
+    StoreFullError,
 )
+from ..files import OddFileError, check_regular, kind_of, open_regular
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
@@ -36,16 +39,20 @@ from .base import (
     ObjectInfo,
     Store,
     check_key,
+    check_parts,
     check_ranges,
     read_only,
 )
+from .below import folders_in, open_folder, remove_empty, sync_folder, tree
 
 _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"
 _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -58,12 +65,11 @@ class FolderStore(Store):
         self.root = Path(root)
         self.url = f"file://{self.root}"
 
-    def _path(self, key: str) -> Path:
-        if any(part.startswith(_TEMPORARY) for part in key.split("/")):
-            raise StoreError(
-                f"key {key!r}: names that begin with {_TEMPORARY!r} are the store's own"
-            )
-        return self.root / check_key(key)
+    def _parts(self, key: str) -> list[str]:
+        """The folders of an object, and last its name."""
+        parts = _not_own(key).split("/")
+        check_key(key)
+        return parts
 
     def _place(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -93,54 +99,102 @@ class FolderStore(Store):
                 else "a file stands where a folder must be"
             )
             raise kind(f"{place}: {reason}") from error
+        except OddFileError as error:
+            raise NotAnObjectError(
+                f"{place}: {error}; links below {self.root} are not followed, and nothing but "
+                "regular files is read: put the file itself there, or remove this"
+            ) from error
         except OSError as error:
             reason = error.strerror or str(error)
-            raise StoreError(f"{place}: {reason}") from error
+            if error.errno == errno.EMFILE:
+                reason += "; allow this process more (`ulimit -n`), each map keeps one"
+            raise (StoreFullError if error.errno in _FULL else StoreError)(
+                f"{place}: {reason}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _folder(self, parts: Sequence[str]) -> Iterator[int]:
+        """A descriptor of a folder, reached without a link."""
+        here = open_folder(self.root, parts)
+        try:
+            yield here
+        finally:
+            os.close(here)
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        """A descriptor of an object's file, for reading."""
+        *folders, name = self._parts(key)
+        with self._mapped_errors("get", key):
+            with self._folder(folders) as here:
+                descriptor = open_regular(name, dir_fd=here)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     def get(self, key: str) -> memoryview:
-        with self._mapped_errors("get", key), open(self._path(key), "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        with self._opened(key) as descriptor:
+            nbytes = os.fstat(descriptor).st_size
+            # Read, not mapped: a map keeps its file open, and a dataset may have any number of
+            # commits.
+            pieces = list(read_pieces(descriptor, 0, nbytes, most=nbytes))
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        data = self.get(key)
-        check_ranges(ranges, data.nbytes, place=self._place(key))
+        with self._opened(key) as descriptor:
+            nbytes = os.fstat(descriptor).st_size
+            check_ranges(ranges, nbytes, place=self._place(key))
+            if not nbytes:
+                return [memoryview(b"") for _ in ranges]
+            data = memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ))
         return [data[start:end] for start, end in ranges]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
-        with self._mapped_errors("get", key), open(self._path(key), "rb", buffering=0) as file:
-            yield from read_pieces(file.fileno(), start, end)
+        with self._opened(key) as descriptor:
+            yield from read_pieces(descriptor, start, end)
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        path = self._path(key)
-        temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        *folders, name = self._parts(key)
+        temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
         with self._mapped_errors("put", key):
-            new_folders = list(
-                itertools.takewhile(lambda folder: not folder.is_dir(), path.parents)
-            )
+            here, descriptor = self._created(folders, temporary)
             try:
-                with _create(temporary) as file:
-                    rest = _write_direct(file.fileno(), read_only(data))
-                    _write_all(file.fileno(), rest)
-                    os.fsync(file.fileno())
-                self._publish(temporary, path, create=create)
+                try:
+                    with open(descriptor, "wb", buffering=0):
+                        rest = _write_direct(descriptor, read_only(data))
+                        _write_all(descriptor, rest)
+                        os.fsync(descriptor)
+                    self._publish(here, temporary, name, create=create)
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(temporary, dir_fd=here)
+                sync_folder(here)
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
-            # The new name, and those of the folders made for it.
-            for folder in [path.parent, *(new.parent for new in new_folders)]:
-                _sync_folder(folder)
+                os.close(here)
 
-    def _publish(self, temporary: Path, path: Path, *, create: bool) -> None:
+    def _created(self, folders: Sequence[str], name: str) -> tuple[int, int]:
+        """Descriptors of a folder, which is made where it is missing, and of a new file in it."""
+        for _ in range(100):
+            # A `delete` beside us may take the empty folder away again.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                here = open_folder(self.root, folders, make=True)
+                try:
+                    return here, os.open(name, _NEW, 0o666, dir_fd=here)
+                except BaseException:
+                    os.close(here)
+                    raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _publish(self, here: int, temporary: str, name: str, *, create: bool) -> None:
         """Give the file its name; with `create` only where the name is free, atomically."""
         if not create:
-            os.replace(temporary, path)
+            os.replace(temporary, name, src_dir_fd=here, dst_dir_fd=here)
             return
         try:
-            os.link(temporary, path)
+            os.link(temporary, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except FileExistsError:
-            if path.is_dir():
+            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
             raise
         except OSError as error:
@@ -149,16 +203,17 @@ class FolderStore(Store):
             # A file system without hard links. The lock dies with its holder; its file stays, so it
             # lies where no empty folder is ever removed.
             with FileLock(self.root / _LOCK):
-                if path.exists():
+                with contextlib.suppress(FileNotFoundError):
+                    os.stat(name, dir_fd=here, follow_symlinks=False)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
-                os.replace(temporary, path)
+                os.replace(temporary, name, src_dir_fd=here, dst_dir_fd=here)
 
     def head(self, key: str) -> ObjectInfo:
-        with self._mapped_errors("head", key):
-            path = self._path(key)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            return _info(key, path.stat())
+        *folders, name = self._parts(key)
+        with self._mapped_errors("head", key), self._folder(folders) as here:
+            status = os.stat(name, dir_fd=here, follow_symlinks=False)
+            check_regular(status.st_mode)
+            return _info(key, status)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._files(prefix, lambda name: not name.startswith(_TEMPORARY))
@@ -167,33 +222,31 @@ class FolderStore(Store):
         return self._files(prefix, lambda name: name.startswith(_TEMPORARY) and name != _LOCK)
 
     def _files(self, prefix: str, is_wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
-        folders = [check_key(prefix) if prefix else ""]
-        while folders:
-            folder = folders.pop()
-            for entry in self._entries(folder):
-                key = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir():
-                    if not entry.name.startswith(_TEMPORARY):
-                        folders.append(key)
-                elif is_wanted(entry.name):
+        folders = check_key(prefix).split("/") if prefix else []
+        guard = partial(self._mapped_errors, "list")
+        with self._mapped_errors("list", prefix):
+            for key, entry in tree(self.root, folders, _is_entered, guard):
+                if is_wanted(entry.name):
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                        yield _info(key, entry.stat())
+                        yield _info(key, entry.stat(follow_symlinks=False))
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        folder = check_key(prefix) if prefix else ""
-        return sorted(
-            entry.name
-            for entry in self._entries(folder)
-            if entry.is_dir() and not entry.name.startswith(_TEMPORARY)
-        )
+        folders = check_key(prefix).split("/") if prefix else []
+        with self._mapped_errors("list", prefix):
+            return sorted(filter(_is_entered, folders_in(self.root, folders)))
 
-    def _entries(self, folder: str) -> Sequence[os.DirEntry[str]]:
-        with self._mapped_errors("list", folder):
-            try:
-                with os.scandir(self.root / folder) as entries:
-                    return list(entries)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+    def now(self, probe: str) -> datetime:
+        """Puts nothing: it touches the folder, for which there is room on a full disk, too."""
+        try:
+            return self._touched(self._parts(probe)[:-1])
+        except ObjectNotFoundError:  # it was deleted meanwhile
+            return self._touched([])
+
+    def _touched(self, parts: Sequence[str]) -> datetime:
+        key = "/".join(parts)
+        with self._mapped_errors("touch", key), self._folder(parts) as here:
+            os.utime(".", dir_fd=here)
+            return _info(key, os.stat(".", dir_fd=here)).modified
 
     def absence(self) -> str:
         with self._mapped_errors("list", ""):
@@ -204,66 +257,62 @@ class FolderStore(Store):
         return "" if is_folder else f"{self.root} is no folder; check the path"
 
     def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._unlink(key, self._path(key))
+        self._delete(map(_not_own, keys))
 
     def delete_unfinished(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            name = key.rsplit("/", 1)[-1]
-            if not name.startswith(_TEMPORARY) or name == _LOCK:
-                raise StoreError(f"key {key!r} is no unfinished put's")
-            self._unlink(key, self.root / check_key(key))
+        self._delete(map(_unfinished, keys))
 
-    def _unlink(self, key: str, path: Path) -> None:
-        with self._mapped_errors("delete", key):
-            with contextlib.suppress(*_NO_FILE):
-                os.unlink(path)
-            self._remove_empty_folders(path.parent)
-
-    def _remove_empty_folders(self, folder: Path) -> None:
-        while folder != self.root:
-            try:
-                os.rmdir(folder)
-            except OSError:  # not empty, already gone, or someone just put an object in it
-                return
-            folder = folder.parent
+    def _delete(self, keys: Iterable[str]) -> None:
+        """Unlink files, and the folders that are empty then; a link goes, never what it names."""
+        for folder, some in itertools.groupby(keys, lambda key: key.rpartition("/")[0]):
+            parts = folder.split("/") if folder else []
+            with contextlib.ExitStack() as opened:
+                here = -1
+                for key in some:
+                    check_parts(key)
+                    with self._mapped_errors("delete", key), contextlib.suppress(*_NO_FILE):
+                        if here < 0:
+                            here = opened.enter_context(self._folder(parts))
+                        os.unlink(key.rpartition("/")[2], dir_fd=here)
+                if here >= 0:
+                    remove_empty(here, parts)
 
 
-def read_pieces(descriptor: int, start: int, end: int) -> Iterator[bytes]:
-    """Bytes of a file in pieces; they end early where the file does.
+def read_pieces(
+    descriptor: int, start: int, end: int, *, most: int = STREAM_CHUNK
+) -> Iterator[bytes]:
+    """Bytes of a file in pieces of at most `most` bytes; they end early where the file does.
 
     A file that is read like this enters the page cache in large pages, one whose map is touched
     here and there in pages of 4 KiB: random rows are then copied at 0.9 of the rate.
     """
-    while start < end and (piece := os.pread(descriptor, min(STREAM_CHUNK, end - start), start)):
+    while start < end and (piece := os.pread(descriptor, min(most, end - start), start)):
         yield piece
         start += len(piece)
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     modified = datetime.fromtimestamp(status.st_mtime, timezone.utc)
-    return ObjectInfo(key, status.st_size, modified)
+    return ObjectInfo(key, status.st_size, modified, kind_of(status.st_mode))
 
 
-def _create(path: Path) -> io.FileIO:
-    """A new file, in a folder that is made where it is missing."""
-    for _ in range(100):
-        # A `delete` beside us may take the empty folder away again.
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "xb", buffering=0)
-        if path.parent.is_file():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+def _is_entered(name: str) -> bool:
+    return not name.startswith(_TEMPORARY)
 
 
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # a `delete` beside us took it away again
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _not_own(key: str) -> str:
+    """The key; `StoreError` for one that the store may give to a file of its own."""
+    if key.startswith(_TEMPORARY) or f"/{_TEMPORARY}" in key:
+        raise StoreError(f"key {key!r}: names that begin with {_TEMPORARY!r} are the store's own")
+    return key
+
+
+def _unfinished(key: str) -> str:
+    """The key; `StoreError` for one that no unfinished put has."""
+    name = key.rpartition("/")[2]
+    if not name.startswith(_TEMPORARY) or name == _LOCK:
+        raise StoreError(f"key {key!r} is no unfinished put's")
+    return check_parts(key)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import Buffer
 
 from ..errors import ObjectExistsError, ObjectNotFoundError
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store, check_key, check_ranges
+from .base import Buffers, ObjectInfo, Store, check_key, check_parts, check_ranges
 
 _Objects = dict[str, tuple[memoryview, datetime]]
 _named: dict[str, _Objects] = {}
@@ -66,4 +66,4 @@ class MemoryStore(Store):
     def delete(self, keys: Iterable[str]) -> None:
         with _lock:
             for key in keys:
-                self._objects.pop(check_key(key), None)
+                self._objects.pop(check_parts(key), None)
