@@ -287,7 +287,9 @@ class Catalog:
         parts = [cast(StoredObjects, commits[i].objects) for i in live]
         objects = StoredObjects.joined(schema, parts)
         counts = tuple(len(part) for part in parts)
-        return Snapshot(self.prefix, schema, Version.of(live), objects, counts)
+        return Snapshot(
+            self.prefix, schema, Version.of({i: commits[i] for i in live}), objects, counts
+        )
 
     def _read_listed(
         self, version: Version | Sequence[str] | None = None
@@ -303,7 +305,7 @@ class Catalog:
             if commits is None:
                 continue
             if version is not None:
-                _check_not_barred(commits)
+                check_named(version, commits)
             return schema, ids, commits
 
     def delete(self) -> None:
@@ -413,25 +415,33 @@ def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> l
     return [by_name[name] for name in names]
 
 
-def _check_not_barred(commits: dict[CommitId, Commit]) -> None:
+def check_named(version: Version | Sequence[str], commits: Mapping[CommitId, Commit]) -> None:
+    """Raise `VersionNotFoundError` where the commits of these names are not what was meant."""
     barred = [str(i) for i, commit in commits.items() if i in commit.replaces]
     if barred:
         raise VersionNotFoundError(f"commits of this version are gone: {barred[:5]}")
+    if isinstance(version, Version):
+        version.check(commits)
 
 
 def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
     """The live commits now, or in the state with this hash or after the commit of this id."""
+
+    def has_hash(live: Sequence[CommitId]) -> bool:
+        there = {i: commits[i] for i in live if i in commits}
+        return len(there) == len(live) and version == Version.of(there).hash
+
     live = live_commits(commits)
-    if version is None or version == Version.of(live).hash:
+    if version is None or has_hash(live):
         return live
     wanted = CommitId.parse(version)
     for commit_id, live in states(commits):
-        if wanted == commit_id or (not wanted and version == Version.of(live).hash):
+        if wanted == commit_id or (not wanted and has_hash(live)):
             gone = [str(i) for i in live if i not in commits]
             if gone:
                 raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
             return live
-    if version == Version(()).hash:
+    if has_hash([]):
         return []
     if wanted:
         raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")
