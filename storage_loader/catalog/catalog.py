@@ -28,7 +28,7 @@ from ..errors import (
 from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
-from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
+from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim, mark_key
 from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
@@ -262,7 +262,8 @@ class Catalog:
     def resume(self, schema: Schema, writer: str) -> Resumed:
         """What is committed under a writer's name; a commit on its way is barred from now on."""
         folder = f"{self.prefix}/objects/{writer}"
-        claim = last_claim(info.key for info in self.store.list(folder))
+        keys = {info.key for info in self.store.list(folder)}
+        claim = last_claim(keys)
         last = -1
         if claim is not None:
             data = bytes(self.store.get(claim))
@@ -278,7 +279,8 @@ class Catalog:
         return Resumed(
             1 + max([last, *(i.number for i in own)]),
             sum(commits[i].num_rows for i in live_commits(commits) if i.writer == writer),
-            any(i not in commits[i].replaces for i in own),
+            f"{self.prefix}/{mark_key(writer)}" in keys
+            or any(i not in commits[i].replaces for i in own),
         )
 
     def snapshot(self, version: Version | str | Sequence[str] | None = None) -> Snapshot:
