@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -25,7 +26,9 @@ from storage_loader import (
     DataLoader,
     DataSaver,
     Dataset,
+    collect_garbage,
     commit_log,
+    drop_commit,
     list_datasets,
     save,
     verify_dataset,
@@ -39,6 +42,7 @@ from storage_loader.catalog import (
     dataset_info,
     live_commits,
 )
+from storage_loader.catalog.commits import LAST_SEQ
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
 from storage_loader.errors import (
     BucketNotFoundError,
@@ -68,7 +72,7 @@ SCHEMA = Schema(ATTRIBUTES)
 @given(
     st.builds(
         CommitId,
-        st.integers(0, 10**12 - 1),
+        st.integers(0, LAST_SEQ),
         st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
         st.integers(0, 10**6 - 1),
     )
@@ -96,13 +100,14 @@ def test_ids_are_ordered_by_seq_then_writer_then_number() -> None:
     "text",
     ["", "1-a-1", "000000000001-a-00001", "000000000001--000001", "00000000001-a-000001", None, 5]
     + ["000000000001-a/b-000001", "000000000001-.a-000001", "000000000001-a-000001\n"]
-    + ["\u0660" * 12 + "-a-000001", "+00000000001-a-000001", "000000000001-a-0000001 "],
+    + ["\u0660" * 12 + "-a-000001", "+00000000001-a-000001", "000000000001-a-0000001 "]
+    + ["100000000000-a-000001", "999999999999-a-000001", "000000000001-a-00000\u0661"],
 )
 def test_text_that_is_no_id(text: object) -> None:
     assert CommitId.parse(text) is None
 
 
-@pytest.mark.parametrize(("seq", "number"), [(10**12, 0), (-1, 0), (1, 10**6), (1, -1)])
+@pytest.mark.parametrize(("seq", "number"), [(10**11, 0), (-1, 0), (1, 10**6), (1, -1)])
 def test_an_id_that_would_not_be_read_again_is_refused(seq: int, number: int) -> None:
     with pytest.raises(FormatError, match="after a million commits make another saver"):
         CommitId(seq, "a", number)
@@ -636,6 +641,71 @@ def test_files_that_are_no_commits_are_ignored(folder: dict[str, str]) -> None:
     assert stored(config(folder)) == [1, 2]
 
 
+NO_COMMITS = (
+    "999999999999-w-000000.json",  # a writer could put nothing after it
+    "100000000000-w-000000.json",
+    "000000000001-w-0000001.json",
+    "000000000001-W-000000.JSON",
+    "\u0661" * 12 + "-w-000000.json",
+    "x/000000000009-w-000000.json",
+    "000000000009-w-000000.json/000000000009-w-000000.json",
+)
+
+
+def test_foreign_files_beside_the_commits_are_stepped_over(storage: dict[str, str]) -> None:
+    """By readers, writers, refreshes and drops; `gc` reports them, and `delete` removes them."""
+    the_config = config(storage)
+    save(the_config, make([1]))
+    catalog = Catalog(the_config)
+    foreign = sorted(f"{catalog.commit_folder}/{name}" for name in NO_COMMITS)
+    for key in foreign:
+        catalog.store.put(key, b"no commit")
+    assert stored(the_config) == [1]
+    with DataSaver(the_config, writer="w") as saver:
+        saver(make([2]))
+    assert stored(the_config) == [1, 2]
+    save(the_config, make([3]), refresh=True)
+    save(the_config, make([4]))
+    drop_commit(the_config, Dataset(the_config).version.commits[-1])
+    assert stored(the_config) == [3]
+    assert [entry.id[:12] for entry in commit_log(the_config)] == [f"{n:012}" for n in range(1, 6)]
+    assert verify_dataset(the_config).problems == ()
+    collected = collect_garbage(the_config)
+    assert list(collected.foreign) == foreign
+    assert collected.garbage == ()
+    storage_loader.delete(the_config)
+    assert list(catalog.store.list(catalog.prefix)) == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_commit_that_none_can_follow_is_named_and_can_be_removed(
+    storage: dict[str, str], is_whole: bool
+) -> None:
+    the_config = config(storage)
+    save(the_config, make([1, 2]))
+    last = CommitId(LAST_SEQ, "w", 0)
+    catalog = Catalog(the_config)
+    key = catalog.commit_key(last)
+    body = commit().to_bytes() if is_whole else b"no commit"
+    catalog.store.put(key, body)
+    message = rf"{re.escape(catalog.store.url)}/{key}: no commit can follow .* delete it if"
+    for refresh in (False, True):
+        with pytest.raises(SaverError, match=message):
+            save(the_config, make([3]), refresh=refresh)
+    if is_whole:
+        assert stored(the_config) == [1, 2]
+        with pytest.raises(SaverError, match=message):
+            drop_commit(the_config, Dataset(the_config).version.commits[0])
+    catalog.store.delete([key])
+    save(the_config, make([3]))  # as it says
+    assert stored(the_config) == [1, 2, 3]
+    catalog.store.put(key, body)
+    storage_loader.delete(the_config)
+    assert list(catalog.store.list(catalog.prefix)) == []
+    save(the_config, make([4]))
+    assert stored(the_config) == [4]
+
+
 # dataset.json
 
 
@@ -959,7 +1029,7 @@ def test_a_reader_gets_on_however_many_commits_come_and_go(
         nonlocal left
         if call.kind == "list metadata" and left:
             left -= 1
-            key = min(kept).replace("00000000000", f"9{left:010}", 1)
+            key = min(kept).replace("00000000000", f"09{left:09}", 1)
             plain.put(key, bytes(plain.get(min(kept))))
         elif call.kind == "get commit" and call.key not in kept:
             plain.delete([call.key])

@@ -20,6 +20,7 @@ from ..errors import (
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
+    SaverError,
     SchemaError,
     StorageLoaderError,
     StoreError,
@@ -29,7 +30,7 @@ from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
 from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim, mark_key
-from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
+from .commits import FORMAT, LAST_SEQ, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version
@@ -227,6 +228,12 @@ class Catalog:
         `drops` names, and then itself, too: it is in no version.
         """
         listed = self.commit_ids()
+        if listed and listed[-1].seq == LAST_SEQ:
+            raise SaverError(
+                f"{self.store.url}/{self.commit_key(listed[-1])}: no commit can follow one of "
+                "this number, which no saver reaches; delete it if nobody knows it, or save to "
+                "another dataset"
+            )
         commit_id = CommitId(listed[-1].seq + 1 if listed else 1, writer, number)
         commit = Commit(
             schema.hash,
@@ -335,12 +342,17 @@ class Catalog:
         if schema is not None:
             # Stopped half way, an emptied dataset remains, never one with half its rows. Were
             # dataset.json to go before the commit, another schema could meet that commit.
+            self.store.delete(self._unfollowed(keys))
             writer = f"delete-{secrets.token_hex(8)}"  # a commit of its own each time
             emptied = self.publish(schema, [], writer=writer, number=0, refresh=True)
             last = [self.commit_key(emptied), self.schema_key]
         self.store.delete([key for key in keys if key not in last])
         for key in last:
             self.store.delete([key])
+
+    def _unfollowed(self, keys: Iterable[str]) -> list[str]:
+        """The keys of commits that leave no number for a later one: savers make none."""
+        return [key for key in keys if (i := self.commit_of(key)) and i.seq == LAST_SEQ]
 
 
 class _Listing:

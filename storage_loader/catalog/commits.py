@@ -19,8 +19,9 @@ from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
 FORMAT = 1
+LAST_SEQ = 10**11 - 1  # a thousand commits a second for three years; what is above is foreign
 
-_ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
+_ID = re.compile(r"(0\d{11})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -32,9 +33,9 @@ class CommitId:
     number: int  # of this writer's commits
 
     def __post_init__(self) -> None:
-        if not (0 <= self.seq < 10**12 and 0 <= self.number < 10**6):
+        if not (0 <= self.seq <= LAST_SEQ and 0 <= self.number < 10**6):
             raise FormatError(
-                f"commit id {self}: 12 digits, writer, 6 digits; after a million commits "
+                f"commit id {self}: 0 and 11 digits, writer, 6 digits; after a million commits "
                 "make another saver, under another name"
             )
 
