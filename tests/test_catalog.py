@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -24,7 +26,9 @@ from storage_loader import (
     DataLoader,
     DataSaver,
     Dataset,
+    collect_garbage,
     commit_log,
+    drop_commit,
     list_datasets,
     save,
     verify_dataset,
@@ -38,6 +42,7 @@ from storage_loader.catalog import (
     dataset_info,
     live_commits,
 )
+from storage_loader.catalog.commits import LAST_SEQ
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
 from storage_loader.errors import (
     BucketNotFoundError,
@@ -54,6 +59,7 @@ from storage_loader.errors import (
     VersionNotFoundError,
 )
 from storage_loader.hdf5 import template
+from storage_loader.loader.peers import Peers
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore
 
@@ -66,7 +72,7 @@ SCHEMA = Schema(ATTRIBUTES)
 @given(
     st.builds(
         CommitId,
-        st.integers(0, 10**12 - 1),
+        st.integers(0, LAST_SEQ),
         st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
         st.integers(0, 10**6 - 1),
     )
@@ -94,13 +100,14 @@ def test_ids_are_ordered_by_seq_then_writer_then_number() -> None:
     "text",
     ["", "1-a-1", "000000000001-a-00001", "000000000001--000001", "00000000001-a-000001", None, 5]
     + ["000000000001-a/b-000001", "000000000001-.a-000001", "000000000001-a-000001\n"]
-    + ["\u0660" * 12 + "-a-000001", "+00000000001-a-000001", "000000000001-a-0000001 "],
+    + ["\u0660" * 12 + "-a-000001", "+00000000001-a-000001", "000000000001-a-0000001 "]
+    + ["100000000000-a-000001", "999999999999-a-000001", "000000000001-a-00000\u0661"],
 )
 def test_text_that_is_no_id(text: object) -> None:
     assert CommitId.parse(text) is None
 
 
-@pytest.mark.parametrize(("seq", "number"), [(10**12, 0), (-1, 0), (1, 10**6), (1, -1)])
+@pytest.mark.parametrize(("seq", "number"), [(10**11, 0), (-1, 0), (1, 10**6), (1, -1)])
 def test_an_id_that_would_not_be_read_again_is_refused(seq: int, number: int) -> None:
     with pytest.raises(FormatError, match="after a million commits make another saver"):
         CommitId(seq, "a", number)
@@ -634,6 +641,71 @@ def test_files_that_are_no_commits_are_ignored(folder: dict[str, str]) -> None:
     assert stored(config(folder)) == [1, 2]
 
 
+NO_COMMITS = (
+    "999999999999-w-000000.json",  # a writer could put nothing after it
+    "100000000000-w-000000.json",
+    "000000000001-w-0000001.json",
+    "000000000001-W-000000.JSON",
+    "\u0661" * 12 + "-w-000000.json",
+    "x/000000000009-w-000000.json",
+    "000000000009-w-000000.json/000000000009-w-000000.json",
+)
+
+
+def test_foreign_files_beside_the_commits_are_stepped_over(storage: dict[str, str]) -> None:
+    """By readers, writers, refreshes and drops; `gc` reports them, and `delete` removes them."""
+    the_config = config(storage)
+    save(the_config, make([1]))
+    catalog = Catalog(the_config)
+    foreign = sorted(f"{catalog.commit_folder}/{name}" for name in NO_COMMITS)
+    for key in foreign:
+        catalog.store.put(key, b"no commit")
+    assert stored(the_config) == [1]
+    with DataSaver(the_config, writer="w") as saver:
+        saver(make([2]))
+    assert stored(the_config) == [1, 2]
+    save(the_config, make([3]), refresh=True)
+    save(the_config, make([4]))
+    drop_commit(the_config, Dataset(the_config).version.commits[-1])
+    assert stored(the_config) == [3]
+    assert [entry.id[:12] for entry in commit_log(the_config)] == [f"{n:012}" for n in range(1, 6)]
+    assert verify_dataset(the_config).problems == ()
+    collected = collect_garbage(the_config)
+    assert list(collected.foreign) == foreign
+    assert collected.garbage == ()
+    storage_loader.delete(the_config)
+    assert list(catalog.store.list(catalog.prefix)) == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_commit_that_none_can_follow_is_named_and_can_be_removed(
+    storage: dict[str, str], is_whole: bool
+) -> None:
+    the_config = config(storage)
+    save(the_config, make([1, 2]))
+    last = CommitId(LAST_SEQ, "w", 0)
+    catalog = Catalog(the_config)
+    key = catalog.commit_key(last)
+    body = commit().to_bytes() if is_whole else b"no commit"
+    catalog.store.put(key, body)
+    message = rf"{re.escape(catalog.store.url)}/{key}: no commit can follow .* delete it if"
+    for refresh in (False, True):
+        with pytest.raises(SaverError, match=message):
+            save(the_config, make([3]), refresh=refresh)
+    if is_whole:
+        assert stored(the_config) == [1, 2]
+        with pytest.raises(SaverError, match=message):
+            drop_commit(the_config, Dataset(the_config).version.commits[0])
+    catalog.store.delete([key])
+    save(the_config, make([3]))  # as it says
+    assert stored(the_config) == [1, 2, 3]
+    catalog.store.put(key, body)
+    storage_loader.delete(the_config)
+    assert list(catalog.store.list(catalog.prefix)) == []
+    save(the_config, make([4]))
+    assert stored(the_config) == [4]
+
+
 # dataset.json
 
 
@@ -767,13 +839,97 @@ def test_an_earlier_version_can_be_read(storage: dict[str, str], form: Any) -> N
 
 
 def test_a_version_and_its_hash() -> None:
-    ids = [CommitId(1, "a", 0), CommitId(2, "b", 0)]
-    version = Version.of(ids)
+    one, two = CommitId(1, "a", 0), CommitId(2, "b", 0)
+    first, second, other = (dataclasses.replace(commit(), digest=d) for d in (1, 2, 3))
+    version = Version.of({one: first, two: second})
     assert version.commits == ("000000000001-a-000000", "000000000002-b-000000")
-    assert version == Version(tuple(map(str, ids)))
     assert str(version) == version.hash
-    assert len({Version.of(ids[:n]).hash for n in range(3)} | {Version.of(ids[::-1]).hash}) == 4
+    different = [{}, {one: first}, {two: second, one: first}, {one: first, two: other}]
+    assert len({version.hash, *(Version.of(commits).hash for commits in different)}) == 5
     assert repr(version) == f"Version({version.hash}, 2 commits)"
+    assert Version.parse(version.text) == version
+    assert Version.parse(Version.of({}).text) == Version.of({})
+    assert version != Version(version.commits)  # which takes whatever has these ids
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "000000000001-a-000000", "0123456789abcdeg 000000000001-a-000000"]
+)
+def test_text_that_is_no_version(text: str) -> None:
+    assert Version.parse(text) is None
+
+
+def made_again(the_config: DataConfig) -> tuple[DataLoader, dict[str, Any]]:
+    """A loader in the middle of a dataset of rows 0 to 19, and its state; then the dataset is
+    deleted and made again with other rows by a writer of the same name: 100 to 119."""
+    for first in (0, 100):
+        with DataSaver(the_config, writer="part-0000") as saver:
+            for start in (first, first + 10):
+                saver(make(range(start, start + 10)))
+                saver.commit()
+        if first == 0:
+            loader = DataLoader(the_config, batch_size=4)
+            assert next(iter(loader))["row"].tolist() == [0, 1, 2, 3]
+            state = json.loads(json.dumps(loader.state_dict()))
+            storage_loader.delete(the_config)
+    assert Dataset(the_config).version.commits == loader.version.commits
+    return loader, state
+
+
+MADE_AGAIN = "other contents than this version had: the dataset was deleted and made again"
+
+
+def test_a_dataset_made_again_is_another_version(storage: dict[str, str]) -> None:
+    """With a named writer its commits have the ids of the old ones."""
+    the_config = config(storage)
+    loader, state = made_again(the_config)
+    version, newest = loader.version, Dataset(the_config).version
+    assert version.hash != newest.hash
+    other = DataLoader(the_config, batch_size=4)
+    pinned = pickle.loads(pickle.dumps(version))
+    for source in (Dataset, DataLoader):
+        with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+            source(the_config, version=pinned).open()
+        with pytest.raises(VersionNotFoundError, match="no state has this hash"):
+            source(the_config, version=version.hash).open()
+    for verb in (dataset_info, verify_dataset):
+        with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+            verb(the_config, version=pinned)
+    with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+        other.load_state_dict(state)
+    assert [b["row"].tolist()[0] for b in other] == [100, 104, 108, 112, 116]  # it is as it was
+    # Ids alone name the commits that there are, and the new version is its own.
+    for named in (list(version.commits), version.commits[-1], Version(version.commits), newest):
+        assert Dataset(the_config, version=named)[:]["row"].tolist() == list(range(100, 120))
+    other.load_state_dict(DataLoader(the_config).state_dict())
+
+
+def test_a_loader_of_a_dataset_made_again_never_mixes(folder: dict[str, str]) -> None:
+    """Pickled for workers or gone on with, it misses the objects of its own commits."""
+    loader, _ = made_again(config(folder))
+    for one in (loader, pickle.loads(pickle.dumps(loader))):
+        with pytest.raises(ObjectNotFoundError):
+            list(one)
+
+
+def test_peers_take_no_other_dataset_for_the_first_ones(memory: dict[str, str]) -> None:
+    told: list[Any] = []
+    the_config = config(memory)
+
+    def tell(value: Any) -> Any:
+        told.append(json.loads(json.dumps(value)))
+        return told[-1]
+
+    first = Peers("rank 0", True, tell).newest_version
+    second = Peers("rank 0", False, lambda value: told[-1]).newest_version
+    for number in (0, 100):
+        with DataSaver(the_config, writer="part-0000") as saver:
+            saver(make([number]))
+        if number == 0:
+            assert first(the_config) == second(the_config) == Dataset(the_config).version
+            storage_loader.delete(the_config)
+    with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+        Dataset(the_config, version=second(the_config)).open()
 
 
 def test_versions_that_are_not_there(folder: dict[str, str]) -> None:
@@ -802,7 +958,7 @@ def test_versions_that_are_not_there(folder: dict[str, str]) -> None:
 def test_an_empty_version(folder: dict[str, str]) -> None:
     the_config = config(folder)
     versions_of(the_config, 2)
-    for empty in (Version(()), [], Version(()).hash):
+    for empty in (Version(()), [], Version.of({}), Version.of({}).hash):
         assert len(Dataset(the_config, version=empty)) == 0
 
 
@@ -873,7 +1029,7 @@ def test_a_reader_gets_on_however_many_commits_come_and_go(
         nonlocal left
         if call.kind == "list metadata" and left:
             left -= 1
-            key = min(kept).replace("00000000000", f"9{left:010}", 1)
+            key = min(kept).replace("00000000000", f"09{left:09}", 1)
             plain.put(key, bytes(plain.get(min(kept))))
         elif call.kind == "get commit" and call.key not in kept:
             plain.delete([call.key])
@@ -1133,8 +1289,6 @@ def test_list_datasets_of_a_missing_bucket(s3_server: Any, s3_storage: dict[str,
 
 
 def test_a_snapshot_knows_no_store(memory: dict[str, str]) -> None:
-    import pickle
-
     versions_of(config(memory), 2)
     snapshot = Dataset(config(memory)).open()
     copy = pickle.loads(pickle.dumps(snapshot))

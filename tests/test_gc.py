@@ -136,6 +136,8 @@ def test_a_probe_is_spared_for_an_hour_without_any_grace() -> None:
         "objects/.w/0a-000000.h5",
         "objects/w/.lease",
         "objects/w/1.claim",
+        "objects/w/done.claim",
+        "objects/committed.claim",
         "metadata/notes.json",
         "metadata/000000000001-w-000000.json.old",
         "metadata/000000000001-w-000000",
@@ -196,9 +198,47 @@ def test_claims_and_barriers_stay() -> None:
         **published(B, 9999, (ONE,)),
         **published(C, 9000, (), [B, A]),
     }
-    claims = {"objects/w/000000.claim": 9999.0, "objects/w/000012.claim": 9999.0}
+    claims = {
+        "objects/w/000000.claim": 9999.0,
+        "objects/w/000012.claim": 9999.0,
+        "objects/w/committed.claim": 9999.0,
+    }
     goes = [("commit", f"metadata/{B}.json"), ("object", ONE)]
     assert planned({**claims, ONE: 9999}, commits) == (goes, [])
+
+
+def test_writers_that_claim_are_marked_before_a_commit_of_theirs_goes() -> None:
+    """Not those without claims, nor for a drop; and what they keep from being live stays gone."""
+    commits = {
+        **published(A, 9999, (ONE,)),
+        **published(B, 9999, (), [A]),
+        **published(C, 9999, (), [B, C]),
+        **published(D, 9999, (OTHER,)),
+    }
+    listed = dict.fromkeys([ONE, OTHER, *(f"objects/w{n}/000000.claim" for n in (1, 2, 3, 4))], 99)
+    arguments: Any = {
+        "grace": HOUR,
+        "keep": HOUR,
+        "prefix": "d",
+        "unfinished": [],
+        "commits": commits,
+    }
+    listing = [info(key, hours) for key, hours in listed.items()]
+    made = plan(NOW, listed=listing, **arguments)
+    assert made.marked == ("w1", "w2")
+    assert [one.key for one in made.garbage] == [
+        *(f"d/metadata/{i}.json" for i in (A, B, C)), f"d/{ONE}"
+    ]  # fmt: skip
+    marks = [*listing, info("objects/w2/committed.claim", 1)]
+    assert plan(NOW, listed=marks, **arguments).marked == ("w1",)
+    unclaimed = [one for one in listing if "w2" not in one.key]
+    assert plan(NOW, listed=unclaimed, **arguments).marked == ("w1",)
+    for spared, stay in (("w1", {A, B, C}), ("w2", {B, C}), ("w3", {C}), ("w4", set())):
+        made = plan(NOW, listed=listing, spared=[spared], **arguments)
+        gone = {one.key for one in made.garbage}
+        left = {i for i in (A, B, C) if f"d/metadata/{i}.json" not in gone}
+        assert left == stay
+        assert live_of({i: commits[i] for i in (*left, D)}) == live_of(commits) == [D]
 
 
 def test_no_commit_goes_before_an_earlier_one_that_it_keeps_replaced() -> None:

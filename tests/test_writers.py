@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import threading
@@ -11,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from aged import age
 from faulty import Call, FailAt, Injected, WatchedStore, watch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,15 @@ from test_saver import WIDE, WIDE_ROWS, files, nothing_there, wide
 from threads import running
 from waiting import until
 
-from storage_loader import DataConfig, DataSaver, Dataset, save
+from storage_loader import (
+    DataConfig,
+    DataSaver,
+    Dataset,
+    collect_garbage,
+    commit_log,
+    drop_commit,
+    save,
+)
 from storage_loader.catalog import Catalog, CommitId
 from storage_loader.errors import (
     ConfigError,
@@ -138,6 +148,113 @@ def test_a_refresh_that_was_barred_is_done_again(
     with DataSaver(config(memory), writer=NAME, refresh=True) as saver:
         saver(make([1]))
     assert stored(config(memory)) == [1]
+
+
+def refreshed_and_superseded(
+    the_config: DataConfig, monkeypatch: pytest.MonkeyPatch, *, how: str, rows: int
+) -> None:
+    """A named refresh of `rows` rows, which lost its place long ago to row 70; and all is old."""
+    save(the_config, make([90, 91]))
+    with DataSaver(the_config, writer=NAME, refresh=True) as saver:
+        saver(make(range(rows)))
+    if how == "replaced":
+        save(the_config, make([70]), refresh=True)
+    else:
+        drop_commit(the_config, Dataset(the_config).version.commits[0])
+        save(the_config, make([70]))
+    assert stored(the_config) == [70]
+    age(monkeypatch, {i.key: timedelta(days=30) for i in Catalog(the_config).store.list()})
+
+
+def go_on_appending(the_config: DataConfig) -> None:
+    """The job is started again as it was started first: it has refreshed already."""
+    with DataSaver(the_config, writer=NAME, refresh=True) as saver:
+        assert saver.rows_committed == 0
+        saver(make([5]))
+    assert stored(the_config) == [70, 5]
+    with DataSaver(the_config, writer=NAME, refresh=True) as saver:
+        assert saver.rows_committed == 1
+    assert stored(the_config) == [70, 5]
+
+
+@pytest.mark.parametrize("how", ["replaced", "dropped"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_refresh_is_not_done_again_once_its_commit_was_collected(
+    storage: dict[str, str], monkeypatch: pytest.MonkeyPatch, how: str, rows: int
+) -> None:
+    the_config = config(storage)
+    refreshed_and_superseded(the_config, monkeypatch, how=how, rows=rows)
+    for _ in range(2):
+        assert collect_garbage(the_config).foreign == ()
+    [left] = [entry.num_rows for entry in commit_log(the_config)]
+    assert left == 1
+    go_on_appending(the_config)
+    assert collect_garbage(the_config).foreign == ()
+    go_on_with = DataSaver(the_config, writer=NAME, refresh=True).open()
+    assert go_on_with.rows_committed == 1
+    go_on_with.abort()
+
+
+def steps_of_a_collection() -> int:
+    the_config = config({"storage": "memory://steps-of-a-collection"})
+    with pytest.MonkeyPatch.context() as patch:
+        refreshed_and_superseded(the_config, patch, how="replaced", rows=3)
+        stores = watch(patch)
+        ages = {i.key: timedelta(days=30) for i in MemoryStore(the_config.storage).list()}
+        stores = age(patch, ages)
+        collect_garbage(the_config)
+    return len(stores[0].calls)
+
+
+COLLECTING = steps_of_a_collection()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", range(COLLECTING))
+def test_a_collection_that_is_killed_at_any_step_lets_no_refresh_come_again(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, step: int, after: bool
+) -> None:
+    the_config = config(memory)
+    calls = 0
+
+    def die(call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > step:
+            raise KeyboardInterrupt  # what nobody catches, as a kill
+
+    with monkeypatch.context() as patch:
+        refreshed_and_superseded(the_config, patch, how="replaced", rows=3)
+        ages = {i.key: timedelta(days=30) for i in MemoryStore(memory["storage"]).list()}
+        age(patch, ages, **{"after" if after else "before": die})
+        with contextlib.suppress(KeyboardInterrupt):
+            collect_garbage(the_config)
+    go_on_appending(the_config)
+
+
+def test_commits_whose_writer_cannot_be_marked_stay_until_the_next_collection(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full: what can go goes, so that there is room next time."""
+    the_config = config(folder)
+    save(the_config, make([1]))
+    with monkeypatch.context() as patch:
+        refreshed_and_superseded(the_config, patch, how="replaced", rows=3)
+    [kept] = [e.id for e in commit_log(the_config) if e.writer == NAME]
+    gone = [e.id for e in commit_log(the_config) if e.writer != NAME and not e.is_live]
+    ages = {i.key: timedelta(days=30) for i in Catalog(the_config).store.list()}
+    with monkeypatch.context() as patch:
+        age(patch, ages, before=FailAt("put claim", onwards=True))
+        collected = collect_garbage(the_config)
+    removed = {one.key.rsplit("/", 1)[-1] for one in collected.garbage}
+    assert removed & {f"{i}.json" for i in (kept, *gone)} == {f"{i}.json" for i in gone}
+    assert f"the commits of writer '{NAME}' stay for now: put " in caplog.text
+    assert kept in [e.id for e in commit_log(the_config)]
+    assert stored(the_config) == [70]
+    age(monkeypatch, ages)
+    collect_garbage(the_config)
+    assert [e.num_rows for e in commit_log(the_config)] == [1]
+    go_on_appending(the_config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ the commit's id. Of two attempts one gets the number, and the other learns it. A
 finds the last claim without its commit bars it: it puts a commit that nobody sees under the
 claimed id, create-only too. Either the barrier gets that key, and the slow attempt's put fails,
 or the commit was there first, and its rows count. What was published is never taken back.
+
+A claim says nothing of whether its commit was ever published. So before `gc` deletes a commit of a
+named writer it puts the writer's mark beside the claims, `committed.claim`: a refresh under this
+name was done, and is not to be done again.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from ..errors import FormatError
 from ..keywords import shown
 from ..schema import Schema
 from .commits import FORMAT, Commit, CommitId, read_json
+
+MARK = canonical_json({"format": FORMAT})  # body of a writer's mark
 
 _NAME = re.compile(r"(\d{6})\.claim", re.ASCII)
 
@@ -35,6 +41,11 @@ class Resumed:
 def claim_key(commit_id: CommitId) -> str:
     """Where the claim of a writer's number lies, relative to the dataset."""
     return f"objects/{commit_id.writer}/{commit_id.number:06d}.claim"
+
+
+def mark_key(writer: str) -> str:
+    """What says that a writer has committed once its commits are gone, relative to the dataset."""
+    return f"objects/{writer}/committed.claim"
 
 
 def claim_body(commit_id: CommitId, attempt: str) -> bytes:

@@ -14,12 +14,14 @@ from ..errors import FormatError
 from ..keywords import shown
 from ..layout import ObjectLayout
 from ..schema import Schema
+from ..store import xxh3
 from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
 FORMAT = 1
+LAST_SEQ = 10**11 - 1  # a thousand commits a second for three years; what is above is foreign
 
-_ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
+_ID = re.compile(r"(0\d{11})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -31,9 +33,9 @@ class CommitId:
     number: int  # of this writer's commits
 
     def __post_init__(self) -> None:
-        if not (0 <= self.seq < 10**12 and 0 <= self.number < 10**6):
+        if not (0 <= self.seq <= LAST_SEQ and 0 <= self.number < 10**6):
             raise FormatError(
-                f"commit id {self}: 12 digits, writer, 6 digits; after a million commits "
+                f"commit id {self}: 0 and 11 digits, writer, 6 digits; after a million commits "
                 "make another saver, under another name"
             )
 
@@ -60,6 +62,7 @@ class Commit:
     objects: Sequence[StoredObject] = ()
     replaces: tuple[CommitId, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)  # for people; readers ignore it
+    digest: int = field(default=0, compare=False)  # xxh3 of its bytes, where it was read
 
     @property
     def num_rows(self) -> int:
@@ -107,6 +110,7 @@ class Commit:
             parse_objects(value["objects"], value["layouts"], schema, place),
             tuple(i for i in replaces if i is not None),
             value.get("info") if isinstance(value.get("info"), dict) else {},  # type: ignore[arg-type]
+            xxh3(data),
         )
 
 

@@ -7,7 +7,9 @@ where neither its lease nor any of its objects was written within `grace`: a sav
 uncommitted objects rewrites its lease every few minutes. What has another shape than docs/format.md
 gives it is never deleted, nor is a link or a FIFO, whatever its name. Claims and barriers (commits
 that replace themselves alone) stay, too: they hold off attempts that may still wake up, and are
-small.
+small. Before the first commit of a writer that claims goes, the writer's mark is put, which stays,
+too: see `claims`. Where it cannot be put, on a full disk, this writer's commits stay until the next
+collection.
 
 **Why a commit never loses its objects.** Objects are listed first and commits read afterwards,
 all of them. A commit that was published before the reading is among them, so what it names stays.
@@ -34,28 +36,33 @@ delete the same things; deleting what is gone is no error.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby, islice
 from typing import Literal
 
 from ..config import DataConfig
-from ..errors import ConfigError, ObjectNotFoundError
+from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError
 from ..keywords import checked_keywords, flag
 from ..store import ObjectInfo, Store
 from .catalog import Catalog, StoredCommit
+from .claims import MARK, mark_key
 from .commits import Commit, CommitId, live_commits, states
+
+_log = logging.getLogger(__name__)
 
 GRACE = timedelta(hours=24)
 KEEP = timedelta(days=7)
 
 _WRITER = r"objects/[A-Za-z0-9][A-Za-z0-9._-]*"
 _OBJECT = re.compile(rf"({_WRITER}/[0-9a-f]+)(-\d{{6,}}\.h5|\.lease)")
-_CLAIM = re.compile(rf"{_WRITER}/\d{{6}}\.claim")
+_CLAIM = re.compile(rf"{_WRITER}/(\d{{6}}|committed)\.claim")
 _PROBE = re.compile(r"gc-[0-9a-f]{16}\.probe")
 _PROBE_AGE = timedelta(hours=1)  # another collection's may be a moment old
 _AT_ONCE = 1000  # keys of one deletion
@@ -79,6 +86,7 @@ class Collected:
 
     garbage: tuple[Garbage, ...]
     foreign: tuple[str, ...]  # keys below the dataset that are none of the format's
+    marked: tuple[str, ...] = ()  # writers whose marks are put first
 
 
 @checked_keywords
@@ -107,13 +115,18 @@ def collect_garbage(
             raise ConfigError(f"{name} {value!r}: a timedelta from 0 up")
     flag("dry_run", dry_run)
     catalog = Catalog(config)
-    found = _found(catalog, grace, keep)
+    planned = _planned(catalog, grace, keep)
+    found = planned()
     if not dry_run:
+        unmarked = _mark(catalog, found.marked)
+        if unmarked:
+            found = planned(spared=unmarked)
         _delete(catalog.store, found.garbage, progress)
     return found
 
 
-def _found(catalog: Catalog, grace: timedelta, keep: timedelta) -> Collected:
+def _planned(catalog: Catalog, grace: timedelta, keep: timedelta) -> Callable[..., Collected]:
+    """`plan`, given all but `spared`."""
     store, prefix = catalog.store, catalog.prefix
     if not any(store.list(prefix)) and not any(store.list_unfinished(prefix)):
         catalog.require_schema()
@@ -121,7 +134,8 @@ def _found(catalog: Catalog, grace: timedelta, keep: timedelta) -> Collected:
     listed = list(store.list(prefix))  # before the commits are read
     unfinished = list(store.list_unfinished(prefix))
     _, commits = catalog.read_everything()
-    return plan(
+    return partial(
+        plan,
         now,
         grace=grace,
         keep=keep,
@@ -150,12 +164,14 @@ def plan(
     listed: Sequence[ObjectInfo],
     unfinished: Iterable[ObjectInfo],
     commits: Mapping[CommitId, StoredCommit],
+    spared: Collection[str] = (),
 ) -> Collected:
     """What to delete of a dataset under `prefix`, in this order. Pure.
 
-    `listed` is what the store had before `commits`, all there are, were read.
+    `listed` is what the store had before `commits`, all there are, were read. No commit of the
+    writers `spared` goes.
     """
-    replaced = _replaced(now - keep, commits)
+    replaced = _replaced(now - keep, commits, spared)
     released = _keys(prefix, commits, replaced)
     named = _keys(prefix, commits, commits.keys() - set(replaced))
     attempts: dict[str, datetime] = {}
@@ -185,7 +201,12 @@ def plan(
         for info in unfinished
         if now - info.modified > grace
     ]
-    return Collected(tuple(garbage), tuple(sorted(foreign)))
+    # A commit that goes was there before the listing, and its claim before it.
+    claims = {key for key in keyed if _CLAIM.fullmatch(key)}
+    claimed = {key.split("/")[1] for key in claims}
+    published = {i.writer for i in replaced if i not in commits[i].commit.replaces}
+    marked = sorted(w for w in published & claimed if mark_key(w) not in claims)
+    return Collected(tuple(garbage), tuple(sorted(foreign)), tuple(marked))
 
 
 def _keys(
@@ -202,7 +223,9 @@ def _is_metadata(key: str) -> bool:
     return key == "dataset.json"
 
 
-def _replaced(before: datetime, commits: Mapping[CommitId, StoredCommit]) -> list[CommitId]:
+def _replaced(
+    before: datetime, commits: Mapping[CommitId, StoredCommit], spared: Collection[str]
+) -> list[CommitId]:
     """Commits that ceased to be live before that time, in an order in which they may go."""
     remaining = {i: one.commit for i, one in commits.items()}
     live = live_commits(remaining)
@@ -212,7 +235,7 @@ def _replaced(before: datetime, commits: Mapping[CommitId, StoredCommit]) -> lis
     barriers = {i for i, commit in remaining.items() if commit.replaces == (i,)}
     others = sorted(remaining.keys() - set(live) - barriers)
     for place, commit_id in enumerate(others):
-        if ended[commit_id] >= before:
+        if ended[commit_id] >= before or commit_id.writer in spared:
             continue
         commit = remaining.pop(commit_id)
         # What has no twin and replaces no later commit says nothing of later ones, and the earlier
@@ -242,6 +265,22 @@ def _ended(
                 ended[gone] = commits[commit_id].info.modified
         before = now_live
     return ended
+
+
+def _mark(catalog: Catalog, writers: Iterable[str]) -> set[str]:
+    """Note of each writer that it has committed; those of which that could not be noted."""
+    unmarked = set()
+    for writer in writers:
+        try:
+            catalog.store.put(f"{catalog.prefix}/{mark_key(writer)}", MARK, create=True)
+        except ObjectExistsError:  # noqa: PERF203  the loop is for this
+            continue  # another collection has
+        except StoreError as error:
+            if error.is_transient:
+                raise
+            _log.warning("the commits of writer %r stay for now: %s", writer, error)
+            unmarked.add(writer)
+    return unmarked
 
 
 def _delete(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -61,10 +61,15 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
                 sum(objects.nbytes.tolist()),
                 tuple(map(str, commit.replaces)),
                 commit_id in live,
-                Version.of(state) if commits.keys() >= set(state) else None,
+                _version(state, commits),
             )
         )
     return log
+
+
+def _version(state: Collection[CommitId], commits: Mapping[CommitId, Commit]) -> Version | None:
+    there = {i: commits[i] for i in state if i in commits}
+    return Version.of(there) if len(there) == len(state) else None
 
 
 @checked_keywords

@@ -66,7 +66,7 @@ class Lease:
     def end(self) -> None:
         """End the thread, and delete the object where there is one."""
         self.abandon()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # Ctrl-C may come before `start`
             self._thread.join()
         if self._written:
             self._written = False
