@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import random
 import uuid
 from collections.abc import Callable, Mapping
@@ -54,6 +55,7 @@ from storage_loader.errors import (
     VersionNotFoundError,
 )
 from storage_loader.hdf5 import template
+from storage_loader.loader.peers import Peers
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore
 
@@ -767,13 +769,97 @@ def test_an_earlier_version_can_be_read(storage: dict[str, str], form: Any) -> N
 
 
 def test_a_version_and_its_hash() -> None:
-    ids = [CommitId(1, "a", 0), CommitId(2, "b", 0)]
-    version = Version.of(ids)
+    one, two = CommitId(1, "a", 0), CommitId(2, "b", 0)
+    first, second, other = (dataclasses.replace(commit(), digest=d) for d in (1, 2, 3))
+    version = Version.of({one: first, two: second})
     assert version.commits == ("000000000001-a-000000", "000000000002-b-000000")
-    assert version == Version(tuple(map(str, ids)))
     assert str(version) == version.hash
-    assert len({Version.of(ids[:n]).hash for n in range(3)} | {Version.of(ids[::-1]).hash}) == 4
+    different = [{}, {one: first}, {two: second, one: first}, {one: first, two: other}]
+    assert len({version.hash, *(Version.of(commits).hash for commits in different)}) == 5
     assert repr(version) == f"Version({version.hash}, 2 commits)"
+    assert Version.parse(version.text) == version
+    assert Version.parse(Version.of({}).text) == Version.of({})
+    assert version != Version(version.commits)  # which takes whatever has these ids
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "000000000001-a-000000", "0123456789abcdeg 000000000001-a-000000"]
+)
+def test_text_that_is_no_version(text: str) -> None:
+    assert Version.parse(text) is None
+
+
+def made_again(the_config: DataConfig) -> tuple[DataLoader, dict[str, Any]]:
+    """A loader in the middle of a dataset of rows 0 to 19, and its state; then the dataset is
+    deleted and made again with other rows by a writer of the same name: 100 to 119."""
+    for first in (0, 100):
+        with DataSaver(the_config, writer="part-0000") as saver:
+            for start in (first, first + 10):
+                saver(make(range(start, start + 10)))
+                saver.commit()
+        if first == 0:
+            loader = DataLoader(the_config, batch_size=4)
+            assert next(iter(loader))["row"].tolist() == [0, 1, 2, 3]
+            state = json.loads(json.dumps(loader.state_dict()))
+            storage_loader.delete(the_config)
+    assert Dataset(the_config).version.commits == loader.version.commits
+    return loader, state
+
+
+MADE_AGAIN = "other contents than this version had: the dataset was deleted and made again"
+
+
+def test_a_dataset_made_again_is_another_version(storage: dict[str, str]) -> None:
+    """With a named writer its commits have the ids of the old ones."""
+    the_config = config(storage)
+    loader, state = made_again(the_config)
+    version, newest = loader.version, Dataset(the_config).version
+    assert version.hash != newest.hash
+    other = DataLoader(the_config, batch_size=4)
+    pinned = pickle.loads(pickle.dumps(version))
+    for source in (Dataset, DataLoader):
+        with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+            source(the_config, version=pinned).open()
+        with pytest.raises(VersionNotFoundError, match="no state has this hash"):
+            source(the_config, version=version.hash).open()
+    for verb in (dataset_info, verify_dataset):
+        with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+            verb(the_config, version=pinned)
+    with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+        other.load_state_dict(state)
+    assert [b["row"].tolist()[0] for b in other] == [100, 104, 108, 112, 116]  # it is as it was
+    # Ids alone name the commits that there are, and the new version is its own.
+    for named in (list(version.commits), version.commits[-1], Version(version.commits), newest):
+        assert Dataset(the_config, version=named)[:]["row"].tolist() == list(range(100, 120))
+    other.load_state_dict(DataLoader(the_config).state_dict())
+
+
+def test_a_loader_of_a_dataset_made_again_never_mixes(folder: dict[str, str]) -> None:
+    """Pickled for workers or gone on with, it misses the objects of its own commits."""
+    loader, _ = made_again(config(folder))
+    for one in (loader, pickle.loads(pickle.dumps(loader))):
+        with pytest.raises(ObjectNotFoundError):
+            list(one)
+
+
+def test_peers_take_no_other_dataset_for_the_first_ones(memory: dict[str, str]) -> None:
+    told: list[Any] = []
+    the_config = config(memory)
+
+    def tell(value: Any) -> Any:
+        told.append(json.loads(json.dumps(value)))
+        return told[-1]
+
+    first = Peers("rank 0", True, tell).newest_version
+    second = Peers("rank 0", False, lambda value: told[-1]).newest_version
+    for number in (0, 100):
+        with DataSaver(the_config, writer="part-0000") as saver:
+            saver(make([number]))
+        if number == 0:
+            assert first(the_config) == second(the_config) == Dataset(the_config).version
+            storage_loader.delete(the_config)
+    with pytest.raises(VersionNotFoundError, match=MADE_AGAIN):
+        Dataset(the_config, version=second(the_config)).open()
 
 
 def test_versions_that_are_not_there(folder: dict[str, str]) -> None:
@@ -802,7 +888,7 @@ def test_versions_that_are_not_there(folder: dict[str, str]) -> None:
 def test_an_empty_version(folder: dict[str, str]) -> None:
     the_config = config(folder)
     versions_of(the_config, 2)
-    for empty in (Version(()), [], Version(()).hash):
+    for empty in (Version(()), [], Version.of({}), Version.of({}).hash):
         assert len(Dataset(the_config, version=empty)) == 0
 
 
@@ -1133,8 +1219,6 @@ def test_list_datasets_of_a_missing_bucket(s3_server: Any, s3_storage: dict[str,
 
 
 def test_a_snapshot_knows_no_store(memory: dict[str, str]) -> None:
-    import pickle
-
     versions_of(config(memory), 2)
     snapshot = Dataset(config(memory)).open()
     copy = pickle.loads(pickle.dumps(snapshot))

@@ -6,6 +6,7 @@ from .gc import Collected, Garbage, collect_garbage
 from .history import LoggedCommit, commit_log, drop_commit
 from .listing import DatasetInfo, dataset_info, delete, find_datasets, list_datasets
 from .objects import StoredObject, StoredObjects
+from .publication import Publication
 from .snapshot import Snapshot, Version, rows_text
 from .verify import Problem, Verified, verify_dataset
 
@@ -18,6 +19,7 @@ __all__ = [
     "Garbage",
     "LoggedCommit",
     "Problem",
+    "Publication",
     "Snapshot",
     "StoredObject",
     "StoredObjects",

@@ -20,7 +20,6 @@ from ..errors import (
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
-    SaverError,
     SchemaError,
     StorageLoaderError,
     StoreError,
@@ -32,6 +31,7 @@ from ..store import ObjectInfo, Store, open_store
 from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
 from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
+from .publication import Publication
 from .snapshot import Snapshot, Version
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
@@ -200,14 +200,31 @@ class Catalog:
         number: int,
         refresh: bool = False,
         drops: Sequence[CommitId] = (),
-        attempt: str | None = None,
     ) -> CommitId:
         """Make stored objects visible, all at once, by one create-only put, after `create`.
 
-        With `refresh` the commit replaces exactly the commits that are listed now, else those
-        that `drops` names, and then itself, too: it is in no version. With `attempt`, a random
-        name, the writer's number is claimed first: `SaverError` where another attempt under the
-        writer's name has it, and then nothing becomes visible.
+        Takes what `publication` takes.
+        """
+        publication = self.publication(
+            schema, objects, writer=writer, number=number, refresh=refresh, drops=drops
+        )
+        publication.publish()
+        return publication.id
+
+    def publication(
+        self,
+        schema: Schema,
+        objects: Sequence[StoredObject],
+        *,
+        writer: str,
+        number: int,
+        refresh: bool = False,
+        drops: Sequence[CommitId] = (),
+    ) -> Publication:
+        """A commit of these objects that can be published now.
+
+        With `refresh` it replaces exactly the commits that are listed now, else those that
+        `drops` names, and then itself, too: it is in no version.
         """
         listed = self.commit_ids()
         commit_id = CommitId(listed[-1].seq + 1 if listed else 1, writer, number)
@@ -220,20 +237,27 @@ class Catalog:
                 "library": f"storage_loader {distribution_version('storage_loader')}",
             },
         )
+        return Publication(
+            self.store,
+            self.commit_key(commit_id),
+            commit_id,
+            commit.to_bytes(),
+            barrier(schema, commit_id).to_bytes(),
+        )
+
+    def claim(self, commit_id: CommitId, attempt: str) -> None:
+        """Claim the number of a named writer's commit for an attempt, which has a random name.
+
+        `ObjectExistsError` where another attempt has it.
+        """
+        key, body = f"{self.prefix}/{claim_key(commit_id)}", claim_body(commit_id, attempt)
         try:
-            if attempt is not None:
-                claim = f"{self.prefix}/{claim_key(commit_id)}"
-                self._put_once(claim, claim_body(commit_id, attempt))
-            self._put_once(self.commit_key(commit_id), commit.to_bytes())
-        except ObjectExistsError as error:
-            if attempt is None:
+            self.store.put(key, body, create=True)
+        except StoreError:
+            # The answer to a put may be lost, and its retry then meets its own first attempt.
+            found = self.store.once().find(key)
+            if found is None or bytes(found) != body:
                 raise
-            raise SaverError(
-                f"another attempt saves under the writer name {writer!r}: commit {number} is not "
-                "this saver's; see that one job goes by a name, and make another saver, which "
-                "goes on after the rows that are committed"
-            ) from error
-        return commit_id
 
     def resume(self, schema: Schema, writer: str) -> Resumed:
         """What is committed under a writer's name; a commit on its way is barred from now on."""
@@ -257,22 +281,6 @@ class Catalog:
             any(i not in commits[i].replaces for i in own),
         )
 
-    def _put_once(self, key: str, body: bytes) -> None:
-        try:
-            self.store.put(key, body, create=True)
-        except StoreError as error:
-            # The answer to a put may be lost, and its retry then meets its own first attempt.
-            try:
-                arrived = bytes(self.store.once().get(key)) == body
-            except ObjectNotFoundError:
-                arrived = False
-            except StoreError:
-                raise StoreError(
-                    f"{error}; the commit may have arrived all the same, look before saving again"
-                ) from error
-            if not arrived:
-                raise
-
     def snapshot(self, version: Version | str | Sequence[str] | None = None) -> Snapshot:
         """The dataset now, or at a version: a `Version` or its hash, a list of commit ids, or one
         commit's id, for the dataset as it was after that one.
@@ -287,7 +295,9 @@ class Catalog:
         parts = [cast(StoredObjects, commits[i].objects) for i in live]
         objects = StoredObjects.joined(schema, parts)
         counts = tuple(len(part) for part in parts)
-        return Snapshot(self.prefix, schema, Version.of(live), objects, counts)
+        return Snapshot(
+            self.prefix, schema, Version.of({i: commits[i] for i in live}), objects, counts
+        )
 
     def _read_listed(
         self, version: Version | Sequence[str] | None = None
@@ -303,7 +313,7 @@ class Catalog:
             if commits is None:
                 continue
             if version is not None:
-                _check_not_barred(commits)
+                check_named(version, commits)
             return schema, ids, commits
 
     def delete(self) -> None:
@@ -413,25 +423,33 @@ def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> l
     return [by_name[name] for name in names]
 
 
-def _check_not_barred(commits: dict[CommitId, Commit]) -> None:
+def check_named(version: Version | Sequence[str], commits: Mapping[CommitId, Commit]) -> None:
+    """Raise `VersionNotFoundError` where the commits of these names are not what was meant."""
     barred = [str(i) for i, commit in commits.items() if i in commit.replaces]
     if barred:
         raise VersionNotFoundError(f"commits of this version are gone: {barred[:5]}")
+    if isinstance(version, Version):
+        version.check(commits)
 
 
 def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
     """The live commits now, or in the state with this hash or after the commit of this id."""
+
+    def has_hash(live: Sequence[CommitId]) -> bool:
+        there = {i: commits[i] for i in live if i in commits}
+        return len(there) == len(live) and version == Version.of(there).hash
+
     live = live_commits(commits)
-    if version is None or version == Version.of(live).hash:
+    if version is None or has_hash(live):
         return live
     wanted = CommitId.parse(version)
     for commit_id, live in states(commits):
-        if wanted == commit_id or (not wanted and version == Version.of(live).hash):
+        if wanted == commit_id or (not wanted and has_hash(live)):
             gone = [str(i) for i in live if i not in commits]
             if gone:
                 raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
             return live
-    if version == Version(()).hash:
+    if has_hash([]):
         return []
     if wanted:
         raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")

@@ -14,6 +14,7 @@ from ..errors import FormatError
 from ..keywords import shown
 from ..layout import ObjectLayout
 from ..schema import Schema
+from ..store import xxh3
 from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
@@ -60,6 +61,7 @@ class Commit:
     objects: Sequence[StoredObject] = ()
     replaces: tuple[CommitId, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)  # for people; readers ignore it
+    digest: int = field(default=0, compare=False)  # xxh3 of its bytes, where it was read
 
     @property
     def num_rows(self) -> int:
@@ -107,6 +109,7 @@ class Commit:
             parse_objects(value["objects"], value["layouts"], schema, place),
             tuple(i for i in replaces if i is not None),
             value.get("info") if isinstance(value.get("info"), dict) else {},  # type: ignore[arg-type]
+            xxh3(data),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -11,7 +12,7 @@ from ..config import DataConfig
 from ..errors import VersionNotFoundError
 from ..keywords import checked_keywords
 from .catalog import Catalog
-from .commits import CommitId, live_commits, states
+from .commits import Commit, CommitId, live_commits, states
 from .objects import StoredObjects
 from .snapshot import Version
 
@@ -57,10 +58,15 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
                 sum(objects.nbytes.tolist()),
                 tuple(map(str, commit.replaces)),
                 commit_id in live,
-                Version.of(state) if commits.keys() >= set(state) else None,
+                _version(state, commits),
             )
         )
     return log
+
+
+def _version(state: Collection[CommitId], commits: Mapping[CommitId, Commit]) -> Version | None:
+    there = {i: commits[i] for i in state if i in commits}
+    return Version.of(there) if len(there) == len(state) else None
 
 
 @checked_keywords

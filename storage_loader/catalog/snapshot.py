@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,27 +12,52 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import VersionNotFoundError
 from ..schema import Schema
-from .commits import CommitId
+from .commits import Commit, CommitId
 from .objects import StoredObjects
 from .parse import refuse_repeated
+
+_HASH = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Version:
-    """An ordered list of commit ids, and its hash."""
+    """An ordered list of commits: their ids, and a hash of what these hold.
+
+    A dataset that is deleted and made again by writers of the same names has the same ids. The
+    hash differs: the bytes of a commit hold its objects' checksums and keys, which are random.
+    """
 
     commits: tuple[str, ...]
+    hash: str = ""  # 16 hex digits; "": of whatever contents these commits are
 
     @classmethod
-    def of(cls, commits: Iterable[CommitId]) -> Version:
-        """The version made of these commits."""
-        return cls(tuple(str(commit) for commit in commits))
+    def of(cls, commits: Mapping[CommitId, Commit]) -> Version:
+        """The version made of these commits, which were read, in this order."""
+        ids = tuple(map(str, commits))
+        digests = (f"{commit.digest:016x}" for commit in commits.values())
+        lines = "\n".join(map(" ".join, zip(ids, digests, strict=True)))
+        return cls(ids, hashlib.sha256(lines.encode()).hexdigest()[:16])
 
-    @cached_property
-    def hash(self) -> str:
-        """16 hex digits."""
-        return hashlib.sha256("\n".join(self.commits).encode()).hexdigest()[:16]
+    @classmethod
+    def parse(cls, text: str) -> Version | None:
+        """The version that `text` wrote; None for what it cannot have written."""
+        hash_, *commits = text.split(" ")
+        return cls(tuple(commits), hash_) if _HASH.fullmatch(hash_) else None
+
+    @property
+    def text(self) -> str:
+        """The hash and the ids, separated by spaces."""
+        return " ".join((self.hash, *self.commits))
+
+    def check(self, commits: Mapping[CommitId, Commit]) -> None:
+        """Raise `VersionNotFoundError` where the commits of its ids have other contents."""
+        if self.hash and self != Version.of(commits):
+            raise VersionNotFoundError(
+                f"the commits of version {self.hash} have other contents than this version had: "
+                "the dataset was deleted and made again"
+            )
 
     def __str__(self) -> str:
         return self.hash

@@ -23,7 +23,7 @@ from ..keywords import checked_keywords
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, Store, xxh3
-from .catalog import Catalog, commits_of, named_ids
+from .catalog import Catalog, check_named, commits_of, named_ids
 from .commits import Commit, CommitId
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
@@ -100,12 +100,13 @@ def verify_dataset(
 
     schema = _read_schema(catalog, note)
     if schema is None:
-        return Verified(Version(()), 0, 0, 0, tuple(problems))
+        return Verified(Version.of({}), 0, 0, 0, tuple(problems))
     commits = _read_commits(catalog, schema, note)
     if version is None or isinstance(version, str):
         live = commits_of(version, commits)
     else:
         live = named_ids(version, sorted(commits))
+        check_named(version, {i: commits[i] for i in live})
     parts = [cast(StoredObjects, commits[i].objects) for i in live]  # as in all that were read
     # After the commits were read: what they name was there.
     sizes = {info.key: info.nbytes for info in catalog.store.list(f"{catalog.prefix}/objects")}
@@ -126,7 +127,8 @@ def verify_dataset(
         first += stored.rows
         done += stored.nbytes
         progress(done, total)
-    return Verified(Version.of(live), first, sum(map(len, parts)), total, tuple(problems))
+    seen = Version.of({i: commits[i] for i in live})
+    return Verified(seen, first, sum(map(len, parts)), total, tuple(problems))
 
 
 def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | None:

@@ -179,7 +179,7 @@ class DataLoader(View):
         """
         loaded = State.from_dict(state)
         loaded.check_dataset(self.config.dataset_prefix)
-        snapshot = self._at(Version(tuple(loaded.version.split())))
+        snapshot = self._at(loaded.pinned)
         order, subset = self._order_of(snapshot, loaded.seed)
         loaded.check_order(_settings(order, subset))
         if loaded.rows > order.num_rows or loaded.stop_epoch <= loaded.epoch:
@@ -368,7 +368,7 @@ class DataLoader(View):
     def _start_state(self) -> State:
         return State(
             dataset=self.config.dataset_prefix,
-            version=" ".join(self.version.commits),
+            version=self.version.text,
             **_settings(*self._ordered()),
             seed=self._seed,
             epoch=self._epoch,

@@ -25,14 +25,15 @@ class Peers:
 
         Raises the first one's error in each of them, so that none waits for the others.
         """
-        commits: Any = None
+        told: Any = None
         if self.is_first:
             try:
-                commits = Catalog(config).snapshot().version.commits
+                version = Catalog(config).snapshot().version
             except Exception as error:
                 self.broadcast(f"{type(error).__name__}: {error}")
                 raise
-        commits = self.broadcast(commits)
-        if isinstance(commits, str):
-            raise LoaderError(f"{self.first} could not open the dataset: {commits}")
-        return Version(tuple(commits))
+            told = [version.hash, *version.commits]
+        told = self.broadcast(told)
+        if isinstance(told, str):
+            raise LoaderError(f"{self.first} could not open the dataset: {told}")
+        return Version(tuple(told[1:]), told[0])

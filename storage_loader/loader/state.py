@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..catalog import Version
 from ..errors import LoaderError
-from ..keywords import reject_unknown
+from ..keywords import reject_unknown, shown
 
 _INTEGERS = ("seed", "epoch", "stop_epoch", "rows", "block", "window")
 
@@ -17,7 +18,7 @@ class State:
     """Everything that names the next row. Fits any world_size and batch_size."""
 
     dataset: str  # its prefix in the storage
-    version: str  # commit ids, separated by spaces
+    version: str  # its hash and the commit ids, separated by spaces
     subset: str
     shuffle: str
     block: int  # rows; 0 where the order has none
@@ -44,7 +45,18 @@ class State:
             kind = int if name in _INTEGERS else str
             if type(value[name]) is not kind or (kind is int and value[name] < 0):
                 raise LoaderError(f"a loader's state has {name!r}: {value[name]!r}")
+        if Version.parse(value["version"]) is None:
+            raise LoaderError(
+                f"a loader's state has 'version': {shown(value['version'])}, which no loader wrote"
+            )
         return cls(**value)
+
+    @property
+    def pinned(self) -> Version:
+        """The version that its rows are of."""
+        version = Version.parse(self.version)
+        assert version is not None  # see `from_dict`
+        return version
 
     def check_dataset(self, dataset: str) -> None:
         """Raise `LoaderError` where this is not the dataset's."""

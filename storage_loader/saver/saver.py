@@ -16,9 +16,17 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ..catalog import Catalog
+from ..catalog import Catalog, Publication
 from ..config import DataConfig
-from ..errors import BucketNotFoundError, ConfigError, SaverError, SchemaError, StorageLoaderError
+from ..errors import (
+    BucketNotFoundError,
+    ConfigError,
+    ObjectExistsError,
+    SaverError,
+    SchemaError,
+    StorageLoaderError,
+    StoreError,
+)
 from ..hdf5 import capacity
 from ..keywords import checked_keywords, flag
 from ..schema import Schema
@@ -38,6 +46,7 @@ class _Rows:
     def __init__(self) -> None:
         self.saved = 0  # accepted from the caller
         self.committed = 0
+        self.publication: Publication | None = None  # of those pending, until its end is known
         self.pid = os.getpid()
 
     @property
@@ -105,18 +114,22 @@ class DataSaver:
         """Rows of this saver that readers can see.
 
         With a `writer` those of all attempts under this name that readers saw at `open`, and
-        what this one committed since.
+        what this one committed since. After a commit that was cut short, by Ctrl-C or because no
+        answer came, the store is asked what became of it, and it is that for good. `SaverError`
+        where the store does not say: then ask again.
         """
         if self._is_named and self._schema is None:
             raise SaverError(
                 f"what the writer {self._writer!r} has committed is known once its saver is open: "
                 "use `with`, or call open()"
             )
+        self._settle()
         return self._rows.committed
 
     @property
     def rows_pending(self) -> int:
-        """Rows accepted that no commit has published yet."""
+        """Rows accepted that no commit has published yet; as sure as `rows_committed`."""
+        self._settle()
         return self._rows.pending
 
     def open(self) -> DataSaver:
@@ -187,35 +200,52 @@ class DataSaver:
         """Publish the rows saved so far and go on; the commit's id, None where there is none.
 
         Raises `SaverError` where an upload failed, where stored objects are gone, or where
-        another attempt goes by the same `writer`: then nothing is published.
+        another attempt goes by the same `writer`: then nothing is published. After Ctrl-C, too,
+        this saver commits nothing more, and `rows_committed` says what is published.
         """
         schema = self._open()
         if not self._rows.pending and not self._refresh:
             return None
-        self._hand_over()
         try:
+            self._hand_over()
             objects = self._uploads.finish()
             self._catalog.create(schema)
-            # From here on the objects stay, whatever happens: a publish that failed may have
-            # arrived all the same.
-            self._uploads.forget()
-            commit_id = self._catalog.publish(
+            publication = self._catalog.publication(
                 schema,
                 objects,
                 writer=self._writer,
                 number=self._number,
                 refresh=self._refresh,
-                attempt=self._attempt if self._is_named else None,
             )
+            # From here on the objects stay, whatever happens: a publish that failed may have
+            # arrived all the same.
+            self._uploads.forget()
+            self._rows.publication = publication
+            self._publish(publication)
+            self._number += 1
+            self._refresh = False
+            self._rows.committed = self._rows.saved
+            self._rows.publication = None
         except BaseException as error:
             self._fail(error)
             if isinstance(error, StorageLoaderError):
                 raise self._failed() from error
             raise
-        self._number += 1
-        self._refresh = False
-        self._rows.committed = self._rows.saved
-        return str(commit_id)
+        return str(publication.id)
+
+    def _publish(self, publication: Publication) -> None:
+        try:
+            if self._is_named:
+                self._catalog.claim(publication.id, self._attempt)
+            publication.publish()
+        except ObjectExistsError as error:
+            if not self._is_named:
+                raise
+            raise SaverError(
+                f"another attempt saves under the writer name {self._writer!r}: commit "
+                f"{self._number} is not this saver's; see that one job goes by a name, and make "
+                "another saver, which goes on after the rows that are committed"
+            ) from error
 
     def close(self) -> None:
         """Commit and end. After a failed upload it commits nothing and raises `SaverError`.
@@ -249,6 +279,10 @@ class DataSaver:
             except StorageLoaderError as error:
                 _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
         self._end("aborted")
+        try:
+            self._settle(once=True)  # a commit that was cut short does not appear later
+        except SaverError as error:
+            _log.warning("%s", error)
 
     def _open(self) -> Schema:
         """The schema to save by; connects and starts the threads at first use."""
@@ -310,13 +344,42 @@ class DataSaver:
         self._uploads.failure = self._uploads.failure or error
 
     def _failed(self) -> SaverError:
-        reason = self._uploads.failure
+        try:
+            self._settle(once=True)
+        except SaverError as error:
+            return error
         return SaverError(
             f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
             f"were not committed ({self._rows.committed} were before), save them with another "
-            "DataSaver: "
-            f"{str(reason) or type(reason).__name__}"
+            f"DataSaver: {self._reason}"
         )
+
+    @property
+    def _reason(self) -> str:
+        return str(self._uploads.failure) or type(self._uploads.failure).__name__
+
+    def _settle(self, *, once: bool = False) -> None:
+        """Learn what became of a commit that was cut short; `SaverError` where nobody knows.
+
+        Not while it is under way: another thread or a signal's handler may look at the counts.
+        """
+        publication = self._rows.publication
+        if publication is None or self._state in ("new", "open"):
+            return
+        self._check_process()
+        try:
+            is_published = publication.settle(once=once)
+        except StoreError as error:
+            raise SaverError(
+                f"saving to dataset {self.config.dataset_name!r} failed, and whether its last "
+                f"commit, {publication.id}, was published is not known: {self._rows.committed} "
+                f"rows were committed before, {self._rows.pending} rows may be; read "
+                "rows_committed once the store answers, or see whether `storage-loader log` lists "
+                f"the commit, before you save them again: {self._reason}; {error}"
+            ) from error
+        if is_published:
+            self._rows.committed = self._rows.saved
+        self._rows.publication = None
 
     def _hand_over(self) -> None:
         if self._buffer is not None:
@@ -339,9 +402,12 @@ class DataSaver:
                 f", {self._uploads.num_stored} objects, "
                 f"{self._uploads.nbytes_stored / 2**20:.1f} MiB stored"
             )
+        pending = "pending"
+        if self._rows.publication is not None:
+            pending = f"in commit {self._rows.publication.id}, which may be published"
         return (
             f"DataSaver({self.config.dataset_name!r} in {self.config.storage}, {self._state}, "
-            f"{self._rows.committed} rows committed, {self._rows.pending} pending{stored})"
+            f"{self._rows.committed} rows committed, {self._rows.pending} {pending}{stored})"
         )
 
 
@@ -382,9 +448,10 @@ def _commit_every(value: object) -> int | timedelta | None:
 
 def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:
     if rows.pending and rows.pid == os.getpid():
+        were = "were never committed" if rows.publication is None else "may not be committed"
         warnings.warn(
             f"a DataSaver of dataset {dataset_name!r} was forgotten with {rows.pending} rows that "
-            "were never committed; use `with`, or call close()",
+            f"{were}; use `with`, or call close()",
             ResourceWarning,
             stacklevel=2,
         )

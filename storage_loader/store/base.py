@@ -50,6 +50,9 @@ class Store(ABC):
     is_local: bool = False
     """Whether buffers are the stored bytes themselves, so that a cache would only copy them."""
 
+    ends_puts: bool = False
+    """Whether a put that raised has ended: no request of it is under way, to arrive later."""
+
     @property
     def origin(self) -> str:
         """Server and place: differs for any two places whose objects could differ."""

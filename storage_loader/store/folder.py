@@ -53,6 +53,7 @@ class FolderStore(Store):
     """Keys are paths below `root`. Writes go to a temporary name, are synced and renamed."""
 
     is_local = True
+    ends_puts = True
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)

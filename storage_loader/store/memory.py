@@ -21,6 +21,7 @@ class MemoryStore(Store):
     """`memory://name`: every store of one name in this process holds the same objects."""
 
     is_local = True
+    ends_puts = True
 
     def __init__(self, url: str) -> None:
         self.url = url
