@@ -35,6 +35,7 @@ from storage_loader.catalog.verify import scanned
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
 from storage_loader.errors import ConfigError, DatasetNotFoundError, VersionNotFoundError
 from storage_loader.hdf5 import header_problems, template
+from storage_loader.layout import ObjectLayout
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import open_store, xxh3
 
@@ -552,9 +553,28 @@ def test_a_damaged_dataset_json(
 # HDF5
 
 
-def problems_of(body: bytes, schema: Schema, rows: int) -> list[tuple[str, str]]:
-    layout = template(schema, rows).layout
-    return header_problems(schema, layout, [(0, body[: layout.nbytes])])
+def beside(layout: ObjectLayout, body: bytes) -> bytes:
+    """The bytes of an object that are neither rows nor checksums."""
+    parts = [c for c in ((c.offset, c.end) for c in layout.columns.values()) if c[0] < c[1]]
+    parts += [layout.checksums_range, (layout.nbytes, layout.nbytes)]
+    kept, place = [], 0
+    for start, end in sorted(parts):
+        kept.append(body[place:start])
+        place = end
+    return b"".join(kept)
+
+
+def problems_of(body: bytes, schema: Schema, layout: ObjectLayout) -> list[tuple[str, str]]:
+    return header_problems(schema, layout, beside(layout, body))
+
+
+def rewritten(the_config: DataConfig, body: bytes) -> Found:
+    """The first object is this one; its commit has the right checksum for it."""
+    found = Found(the_config, 0)
+    found.store.put(found.key, body)
+    checksum = f"{xxh3(body):016x}"
+    rewrite(the_config, 0, lambda value: value["objects"]["checksum"].__setitem__(0, checksum))
+    return found
 
 
 def test_a_header_of_other_attributes(memory: dict[str, str]) -> None:
@@ -566,99 +586,127 @@ def test_a_header_of_other_attributes(memory: dict[str, str]) -> None:
     body = bytearray(found.store.get(found.key))
     for offset, piece in made.pieces:
         body[offset : offset + len(piece)] = piece
-    found.store.put(found.key, bytes(body))
-    rewrite(
-        the_config,
-        0,
-        lambda value: value["objects"]["checksum"].__setitem__(0, f"{xxh3(body):016x}"),
+    found = rewritten(the_config, bytes(body))
+    [(_, start, end)] = [header for header in made.headers if header[0] == "a"]
+    signed = next(
+        o
+        for o, (a, b) in enumerate(zip(body, whole(Schema(found.snapshot.schema), 10), strict=True))
+        if a != b and start <= o < end
     )
     assert lines(the_config) == [
-        f"{found.where}, attribute 'a', rows 0 to 9: has another type in the HDF5 file"
+        f"{found.where}, attribute 'a', rows 0 to 9: the HDF5 header differs from what "
+        f"storage_loader writes, from byte {signed} on; {PERHAPS}"
     ]
 
 
+PERHAPS = "HDF5 may show other rows than this library gives"
+ELSEWHERE = f"its parts do not lie where this version of storage_loader puts them; {PERHAPS}"
 SCHEMA = Schema.of([("a", "int16", (3,)), ("b", "float32")])
 
 
-def written(make_file: Callable[[h5py.File], None]) -> bytes:
-    file = io.BytesIO()
-    with h5py.File(file, "w", libver="latest") as h5:
-        make_file(h5)
-    return file.getvalue().ljust(10**5, b"\0")
-
-
-def test_what_hdf5_may_show_instead(tmp_path: Path) -> None:
-    def contiguous(h5: h5py.File, **others: Any) -> None:
-        shapes = {"a": ((5, 3), "<i2"), "b": ((5, 1), "<f4"), ".checksums": ((2, 1), "<u8")}
-        for name, (shape, dtype) in shapes.items():
-            if name in others:
-                others[name](h5)
-            else:
-                h5.create_dataset(name, data=np.ones(shape, dtype))
-
-    def said(**others: Any) -> str:
-        body = written(lambda h5: contiguous(h5, **others))
-        layout = replace(template(SCHEMA, 5).layout, nbytes=len(body))
-        found = dict(header_problems(SCHEMA, layout, [(0, body)]))
-        return found[next(iter(others))]
-
-    assert "begins at byte" in said(
-        b=lambda h5: h5.create_dataset("b", data=np.ones((5, 1), "<f4"))
-    )
-    secret = tmp_path / "other.h5"
-    with h5py.File(secret, "w") as h5:
-        h5.create_dataset("a", data=np.ones((5, 3), "<i2"))
-    cases: dict[str, Callable[[h5py.File], Any]] = {
-        "is a link that leads elsewhere": lambda h5: h5.__setitem__(
-            "a", h5py.ExternalLink(str(secret), "/a")
-        ),
-        "is no HDF5 dataset": lambda h5: h5.create_group("a"),
-        "is not contiguous in the file": lambda h5: h5.create_dataset(
-            "a", data=np.ones((5, 3), "<i2"), chunks=(5, 3), compression="gzip"
-        ),
-        "has shape (5, 4) in the HDF5 file, recorded are (5, 3)": lambda h5: h5.create_dataset(
-            "a", data=np.ones((5, 4), "<i2")
-        ),
-        "has another type in the HDF5 file": lambda h5: h5.create_dataset(
-            "a", data=np.ones((5, 3), ">i2")
-        ),
-        "is not in the HDF5 file": lambda h5: None,
-    }
-    for expected, make_it in cases.items():
-        assert said(a=make_it) == expected
-    soft = said(a=lambda h5: h5.__setitem__("a", h5py.SoftLink("/b")))
-    assert soft == "is a link that leads elsewhere"
-
-
-def test_a_header_that_is_none() -> None:
-    made = template(SCHEMA, 5)
+def whole(schema: Schema, rows: int, blocks: tuple[int, ...] | None = None) -> bytes:
+    """An object of zeros."""
+    made = template(schema, rows, blocks)
     body = bytearray(made.layout.nbytes)
     for offset, piece in made.pieces:
         body[offset : offset + len(piece)] = piece
-    assert problems_of(bytes(body), SCHEMA, 5) == []
-    [(attribute, what)] = problems_of(b"PK" + bytes(body[2:]), SCHEMA, 5)
-    assert attribute == ""
-    assert what.endswith("(file signature not found)")
-    assert problems_of(bytes(len(body)), SCHEMA, 5)[0][0] == ""
-    wrong = problems_of(bytes(body), Schema.of([("a", "int16", (3,)), ("c", "float32")]), 5)
-    assert ("c", "is not in the HDF5 file") in wrong
-    assert ("", "HDF5 shows 'b', which is no attribute") in wrong
+    return bytes(body)
 
 
-def test_one_header_is_opened_for_all_objects_of_a_layout(
+@pytest.mark.parametrize("libver", ["earliest", "v108", "latest"])
+def test_what_hdf5_may_show_instead(tmp_path: Path, libver: str) -> None:
+    """Files of h5py that hold the rows at the recorded places, and lead elsewhere."""
+    secret = tmp_path / "other.h5"
+    with h5py.File(secret, "w") as h5:
+        h5.create_dataset("a", data=np.ones((5, 3), "<i2"))
+    layout = template(SCHEMA, 5).layout
+    ones = np.ones((5, 3), "<i2")
+    cases: list[Callable[[h5py.File], Any]] = [
+        lambda h5: h5.__setitem__("a", h5py.ExternalLink(str(secret), "/a")),
+        lambda h5: h5.__setitem__("a", h5py.SoftLink("/b")),
+        lambda h5: h5.create_dataset("a", data=ones, external=[(str(secret), 0, 30)]),
+        lambda h5: h5.create_virtual_dataset("a", virtual(secret)),
+        lambda h5: h5.create_group("a"),
+        lambda h5: h5.create_dataset("a", data=ones, chunks=(5, 3), compression="gzip"),
+        lambda h5: h5.create_dataset("a", data=np.ones((5, 4), "<i2")),
+        lambda h5: h5.create_dataset("a", data=ones.astype(">i2")),
+        lambda h5: h5.create_dataset("a", data=ones),  # HDF5 would show what is meant
+        lambda h5: None,
+    ]
+    for make_it in cases:
+        file = io.BytesIO()
+        with h5py.File(file, "w", libver=libver) as h5:
+            h5.create_dataset(".checksums", data=np.ones((2, 1), "<u8"))
+            h5.create_dataset("b", data=np.ones((5, 1), "<f4"))
+            make_it(h5)
+        body = file.getvalue()[: layout.nbytes].ljust(layout.nbytes, b"\0")
+        assert PERHAPS in problems_of(body, SCHEMA, layout)[0][1]
+        there = replace(layout, nbytes=len(file.getvalue()) + 4096)
+        body = file.getvalue().ljust(there.nbytes, b"\0")
+        assert problems_of(body, SCHEMA, there) == [("", ELSEWHERE)]
+
+
+def virtual(path: Path) -> h5py.VirtualLayout:
+    layout = h5py.VirtualLayout((5, 3), "<i2")
+    layout[:] = h5py.VirtualSource(str(path), "a", (5, 3))
+    return layout
+
+
+def test_a_header_that_is_none() -> None:
+    layout = template(SCHEMA, 5).layout
+    body = whole(SCHEMA, 5)
+    assert problems_of(body, SCHEMA, layout) == []
+    what = f"the HDF5 header differs from what storage_loader writes, from byte 0 on; {PERHAPS}"
+    assert problems_of(b"PK" + body[2:], SCHEMA, layout) == [("", what)]
+    nothing = problems_of(bytes(len(body)), SCHEMA, layout)
+    assert nothing[0] == ("", what)
+    assert {name for name, _ in nothing} == {"", "a", "b"}
+    other = Schema.of([("a", "int16", (3,)), ("c", "float32")])
+    [(name, what)] = problems_of(body, other, template(other, 5).layout)
+    assert (name, what.endswith(PERHAPS)) == ("", True)
+    many = Schema.of([(f"x{i}", "uint8", (0,)) for i in range(1000)])
+    assert header_problems(many, template(many, 5).layout, bytes(100)) == [("", ELSEWHERE)]
+
+
+def test_any_changed_byte_of_a_header_is_a_problem() -> None:
+    """Each of them, in a file of one and in one of many attributes."""
+    for count in (1, 12):
+        schema = Schema.of([(f"x{i}", "uint8", (i % 3,)) for i in range(1, count + 1)])
+        made = template(schema, 5)
+        header = beside(made.layout, whole(schema, 5))
+        offsets = [o for start, piece in made.pieces for o in range(start, start + len(piece))]
+        assert len(offsets) == len(header)
+        for place, offset in enumerate(offsets):
+            changed = header[:place] + bytes([header[place] ^ 1]) + header[place + 1 :]
+            [(name, what)] = header_problems(schema, made.layout, changed)
+            assert f"from byte {offset} on" in what
+            owners = [n for n, start, end in made.headers if start <= offset < end]
+            assert [name] == (owners or [""])
+
+
+def test_blocks_of_another_size_are_right() -> None:
+    """The format leaves it to the writer how many rows a block has."""
+    blocks = (5, 4)
+    layout = template(SCHEMA, 20, blocks).layout
+    assert layout.num_checksums == 4 + 5
+    assert problems_of(whole(SCHEMA, 20, blocks), SCHEMA, layout) == []
+    assert problems_of(whole(SCHEMA, 20), SCHEMA, layout) != []
+
+
+def test_one_header_is_compared_for_all_objects_of_a_layout(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the_config = saved(memory)
-    opened: list[int] = []
+    compared: list[int] = []
 
     def counting(*args: Any) -> Any:
-        opened.append(1)
+        compared.append(1)
         return header_problems(*args)
 
     monkeypatch.setattr("storage_loader.catalog.verify.header_problems", counting)
     assert lines(the_config, num_threads=1) == []
     forms = {o.rows for o in Dataset(the_config).open().objects}
-    assert len(opened) == len(forms) < len(Dataset(the_config).open().objects)
+    assert len(compared) == len(forms) < len(Dataset(the_config).open().objects)
 
 
 def test_a_listing_that_fails(memory: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,7 +338,7 @@ class Catalog:
         keys = [info.key for info in self.store.list(self.prefix)]
         if not keys:
             self.require_schema()
-        last = [*self._emptied(), self.schema_key]
+        last = [*self._emptied(keys), self.schema_key]
         rest = [key for key in keys if key not in last]
         # Without that commit a reader finds commits whose objects are gone, not some of the rows.
         rest.sort(key=lambda key: key.startswith(f"{self.commit_folder}/"))
@@ -346,10 +346,10 @@ class Catalog:
         for key in last:
             self.store.delete([key])
 
-    def _emptied(self) -> list[str]:
+    def _emptied(self, keys: Iterable[str]) -> list[str]:
         """Publish that the dataset has no rows: the key of the commit that says so.
 
-        None where no reader takes it for a dataset, and on a full disk.
+        None where no reader takes it for a dataset, and on a full disk. `keys`: all there are.
         """
         try:
             schema = self.read_schema()

@@ -2,7 +2,8 @@
 
 HDF5 writes only its headers here: the datasets are contiguous, allocated at once and not
 filled, so their offsets are known before a row exists, and rows and checksums are copied
-to those offsets without HDF5. The header is the same for every object of one layout.
+to those offsets without HDF5. The header is the same for every object of one layout,
+whichever HDF5 library makes it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import numpy as np
 from ..errors import FormatError, SchemaError
 from ..layout import ALIGNMENT, CHECKSUM_NBYTES, MAX_ROWS, ObjectLayout, block_rows
 from ..schema import Attribute, Schema
+from .header import settled
 
 CHECKSUMS = ".checksums"  # no attribute's name begins with a dot
+LEAST_HEADER = 256  # bytes; HDF5 writes 268 for each dataset, and more beside them
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,32 @@ class Template:
 
     layout: ObjectLayout
     pieces: tuple[tuple[int, bytes], ...]  # (offset, bytes); what lies between is padding
+    headers: tuple[tuple[str, int, int], ...]  # attribute, bytes of its header, by their start
 
 
 @lru_cache(maxsize=64)
-def template(schema: Schema, rows: int) -> Template:
+def template(schema: Schema, rows: int, blocks_of: tuple[int, ...] | None = None) -> Template:
     """The object that holds `rows` (at least 1) rows of `schema`. Takes about 2 ms.
 
     Small columns lie beside the checksums at the front, so that one range has them all.
+    `blocks_of`: rows of a block by attribute, as `block_rows` says by default.
     """
     file = _Recorder()
-    blocks = {a.name: block_rows(a.row_nbytes) for a in schema}
+    blocks = dict(
+        zip(schema.names, blocks_of or (block_rows(a.row_nbytes) for a in schema), strict=True)
+    )
     num_checksums = sum(-(-rows // blocks[a.name]) for a in schema if a.row_nbytes)
-    offsets = {}
+    offsets, addresses = {}, {}
     with _created(file) as h5:
-        checksums_offset = _create(h5, CHECKSUMS, h5py.h5t.STD_U64LE, (num_checksums, 1))
+        table = (num_checksums, 1)
+        checksums_offset, addresses[""] = _create(h5, CHECKSUMS, h5py.h5t.STD_U64LE, table)
         for a in sorted(schema, key=lambda a: a.row_nbytes):
-            offsets[a.name] = _create(h5, a.name, file_type(a), (rows, a.num_values))
+            shape = (rows, a.num_values)
+            offsets[a.name], addresses[a.name] = _create(h5, a.name, file_type(a), shape)
+    headers = []
+    for name, address in sorted(addresses.items(), key=lambda item: item[1]):
+        header = file.written[address] = settled(file.written.get(address, b""))
+        headers.append((name, address, address + len(header)))
     layout = ObjectLayout.of(
         schema,
         rows=rows,
@@ -51,7 +64,8 @@ def template(schema: Schema, rows: int) -> Template:
         blocks=blocks,
         checksums_offset=checksums_offset,
     )
-    return Template(layout, tuple(sorted([*file.written.items(), *_padding(file, layout)])))
+    pieces = sorted([*file.written.items(), *_padding(file, layout)])
+    return Template(layout, tuple(pieces), tuple(headers))
 
 
 def _padding(file: _Recorder, layout: ObjectLayout) -> list[tuple[int, bytes]]:
@@ -113,8 +127,11 @@ def _created(file: _Recorder) -> h5py.File:
     return h5py.File(h5py.h5f.create(b"template", h5py.h5f.ACC_TRUNC, creation, access))
 
 
-def _create(h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, int]) -> int:
-    """An empty contiguous dataset; returns the offset of its bytes, 0 where it has none."""
+def _create(
+    h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, int]
+) -> tuple[int, int]:
+    """An empty contiguous dataset; returns where its bytes begin, 0 where it has none, and where
+    its header does."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -125,7 +142,7 @@ def _create(h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[i
     offset = dataset.get_offset()
     if offset is None and 0 not in shape:
         raise FormatError(f"HDF5 gave no offset for dataset {name!r} of shape {shape}")
-    return offset or 0
+    return offset or 0, h5py.h5o.get_info(dataset).addr
 
 
 def file_type(attribute: Attribute) -> h5py.h5t.TypeID:

@@ -1,0 +1,85 @@
+"""Dataset headers with the same bytes, whichever HDF5 library wrote them.
+
+HDF5 1.10 to 1.14 write version 4 of the message that says where a contiguous dataset lies, HDF5 2
+writes version 3. Both mean the same, all of them read both, and nothing else differs: so version 4
+it is. Only what was just written is changed here, never what was read from storage.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ..errors import FormatError
+
+LAYOUT_VERSION = 4
+
+_SIGNATURE = b"OHDR\2"
+_LAYOUT = 8  # the message's type
+_TIMES, _PHASES, _ORDERED = 0x20, 0x10, 0x04  # flags: what else a header holds
+_CHECKSUM_NBYTES = 4
+_LEAST_NBYTES = 64  # of a dataset's header
+
+
+def settled(header: bytes, version: int = LAYOUT_VERSION) -> bytes:
+    """A dataset's object header with this version of its layout message, and its checksum right.
+
+    Raises `FormatError` where it is not the one chunk of version 2 that HDF5 makes here.
+    """
+    place = _layout_message(header)
+    if header[place] == version:
+        return header
+    body = header[:place] + bytes([version]) + header[place + 1 : -_CHECKSUM_NBYTES]
+    return body + struct.pack("<I", lookup3(body))
+
+
+def _layout_message(header: bytes) -> int:
+    """The place of its layout message, which begins with its version."""
+    if header.startswith(_SIGNATURE) and len(header) > _LEAST_NBYTES:
+        flags = header[5]
+        place = 6 + (16 if flags & _TIMES else 0) + (4 if flags & _PHASES else 0)
+        place += 1 << (flags & 3)  # the chunk's size
+        overhead = 6 if flags & _ORDERED else 4
+        while place + overhead < len(header) - _CHECKSUM_NBYTES:
+            kind, nbytes = struct.unpack_from("<BH", header, place)
+            if kind == _LAYOUT:
+                return place + overhead
+            place += overhead + nbytes
+    raise FormatError("HDF5 made a dataset's header of another form; its version is too new")
+
+
+def lookup3(data: bytes) -> int:
+    """Bob Jenkins' hash `hashlittle` (lookup3.c, 2006) from 0: the checksum of HDF5's metadata."""
+    a = b = c = 0xDEADBEEF + len(data) & _MASK
+    padded = data + bytes(-len(data) % 12)
+    words = struct.unpack(f"<{len(padded) // 4}I", padded)
+    for i in range(0, len(words), 3):
+        a, b, c = a + words[i] & _MASK, b + words[i + 1] & _MASK, c + words[i + 2] & _MASK
+        if i + 3 < len(words):
+            a = (a - c & _MASK) ^ _turned(c, 4)
+            c = c + b & _MASK
+            b = (b - a & _MASK) ^ _turned(a, 6)
+            a = a + c & _MASK
+            c = (c - b & _MASK) ^ _turned(b, 8)
+            b = b + a & _MASK
+            a = (a - c & _MASK) ^ _turned(c, 16)
+            c = c + b & _MASK
+            b = (b - a & _MASK) ^ _turned(a, 19)
+            a = a + c & _MASK
+            c = (c - b & _MASK) ^ _turned(b, 4)
+            b = b + a & _MASK
+    if words:
+        c = (c ^ b) - _turned(b, 14) & _MASK
+        a = (a ^ c) - _turned(c, 11) & _MASK
+        b = (b ^ a) - _turned(a, 25) & _MASK
+        c = (c ^ b) - _turned(b, 16) & _MASK
+        a = (a ^ c) - _turned(c, 4) & _MASK
+        b = (b ^ a) - _turned(a, 14) & _MASK
+        c = (c ^ b) - _turned(b, 24) & _MASK
+    return c
+
+
+_MASK = 2**32 - 1
+
+
+def _turned(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _MASK
