@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,8 +21,11 @@ _FOREIGN = "a link, or another user's; somebody else made it"
 @contextmanager
 def open_private(path: Path) -> Iterator[int]:
     """The descriptor of a folder of this user alone; made where it is missing."""
-    _make_parents(path.parent)
-    descriptor = _entered(path, None)
+    try:
+        descriptor = _entered(path, None)
+    except FileNotFoundError:
+        _make_parents(path.parent)
+        descriptor = _entered(path, None)
     try:
         yield descriptor
     finally:
@@ -32,11 +35,17 @@ def open_private(path: Path) -> Iterator[int]:
 @contextmanager
 def open_below(folder: int, names: Sequence[str]) -> Iterator[int]:
     """The descriptor of a folder below an open one; what is missing on the way is made."""
-    with ExitStack() as opened:
+    descriptor = -1
+    try:
         for name in names:
-            folder = _entered(name, folder)
-            opened.callback(os.close, folder)
+            above, descriptor = descriptor, _entered(name, folder)
+            if above >= 0:
+                os.close(above)
+            folder = descriptor
         yield folder
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def open_file(name: str, folder: int, *, create: bool = True) -> int:
@@ -67,14 +76,12 @@ def _make_parents(folder: Path) -> None:
 
 
 def _entered(name: str | Path, folder: int | None) -> int:
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=folder)
     try:
-        descriptor = os.open(name, _FOLDER, dir_fd=folder)
-    except OSError as error:
-        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise _foreign(name) from error
-        raise
+        descriptor = _opened(name, folder)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=folder)
+        descriptor = _opened(name, folder)
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid():
         os.close(descriptor)
@@ -82,6 +89,16 @@ def _entered(name: str | Path, folder: int | None) -> int:
     if found.st_mode & 0o077:
         os.fchmod(descriptor, 0o700)
     return descriptor
+
+
+def _opened(name: str | Path, folder: int | None) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except NotADirectoryError as error:
+        with suppress(NotADirectoryError):
+            if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise _foreign(name) from error
+        raise
 
 
 def _foreign(name: str | Path) -> PermissionError:
