@@ -7,6 +7,8 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,95 @@ def test_a_folder_that_others_may_read_is_closed(dataset: DataConfig, tmp_path: 
     assert stat.S_IMODE(own(tmp_path / "cache").stat().st_mode) == 0o700
     for path in own(tmp_path / "cache").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+# Where another user may rename what lies in `cache_dir`
+
+
+class Exchanged:
+    """Puts a link to `theirs` in a folder's place just before the `nth` call that names a file."""
+
+    CALLS = ("open", "mkdir", "stat", "lstat", "chmod", "unlink", "scandir")
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, theirs: Path, nth: int) -> None:
+        self._folder = folder
+        self._theirs = theirs
+        self._left = nth
+        self.is_done = False
+        self._real = {name: getattr(os, name) for name in self.CALLS}
+        for name in self.CALLS:
+            patch.setattr(os, name, partial(self._call, name))
+
+    def _call(self, verb: str, *args: object, **how: object) -> object:
+        if how.get("dir_fd") is not None or (
+            args and isinstance(args[0], (str, Path)) and "cache" in Path(args[0]).parts
+        ):
+            self._left -= 1
+            if self._left < 0 and not self.is_done:
+                self._exchange()
+        return self._real[verb](*args, **how)
+
+    def _exchange(self) -> None:
+        """As soon as the folder is there."""
+        with suppress(FileNotFoundError):
+            os.rename(self._folder, self._folder.parent / "aside")
+            os.symlink(self._theirs, self._folder)
+            self.is_done = True
+
+
+@pytest.mark.parametrize("size", [None, 2**24])
+def test_a_folder_that_is_exchanged_at_any_moment(
+    dataset: DataConfig, tmp_path: Path, size: int | None
+) -> None:
+    """No file of ours comes to lie where a link leads that was put there after we looked."""
+    exchanged, refusals = 0, set()
+    for nth in range(1000):
+        with tempfile.TemporaryDirectory(dir=tmp_path) as name, pytest.MonkeyPatch.context() as p:
+            cache_dir, theirs = Path(name, "cache"), Path(name, "theirs")
+            theirs.mkdir()
+            exchange = Exchanged(p, own(cache_dir), theirs, nth)
+            try:
+                read(dataset, cache_dir, size)
+            except LoaderError as error:
+                refusals.add("somebody else made it" in str(error))
+            assert list(theirs.iterdir()) == [], nth
+            if not exchange.is_done:
+                break
+            exchanged += 1
+    assert exchanged > 5
+    assert refusals == {True}
+
+
+def test_a_link_below_is_refused(dataset: DataConfig, tmp_path: Path) -> None:
+    read(dataset, tmp_path / "cache")
+    [file] = cached_files(tmp_path / "cache")
+    (tmp_path / "theirs").mkdir()
+    shutil.rmtree(file.parent)
+    file.parent.symlink_to(tmp_path / "theirs")
+    with pytest.raises(LoaderError, match="a link, or another user's; somebody else made it"):
+        read(dataset, tmp_path / "cache")
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def make_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def make_other_name(path: Path) -> None:
+    (path.parent / "mine").write_bytes(b"")
+    os.link(path.parent / "mine", path)
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_socket, make_other_name])
+def test_what_is_no_file_of_ours_is_replaced(
+    dataset: DataConfig, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    read(dataset, tmp_path / "cache", 2**24)
+    [file] = cached_files(tmp_path / "cache")
+    file.unlink()
+    make(file)
+    read(dataset, tmp_path / "cache", 2**24)
+    assert stat.S_ISREG(file.lstat().st_mode)
+    assert file.stat().st_nlink == 1
+    for mine in file.parent.glob("mine"):
+        assert mine.read_bytes() == b""

@@ -203,6 +203,7 @@ def test_a_lower_limit_holds_from_the_next_fetch_on(
 
 
 NBYTES = 100_000
+NEVER = threading.Event()  # nobody stops it
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def cache_of(several: DataConfig, cache_dir: Path) -> Callable[[int | None], Cac
 def put(cache: Cache, key: str) -> bool:
     """An object of 100,000 bytes, all fetched; False where the cache has no room."""
     file = cache.open(key, NBYTES, 1)
-    if not cache.reserve(NBYTES, file):
+    if not cache.reserve(NBYTES, file, NEVER):
         return False
     file.write(0, b"x" * NBYTES)
     file.mark(0, 1)
@@ -303,7 +304,7 @@ def test_what_cannot_fit_evicts_nothing(
     cache = cache_of(3 * 110_000)
     for key in "abc":
         assert put(cache, key)
-    assert not cache.reserve(3 * 110_000 + 1, cache.open("d", 10 * NBYTES, 1))
+    assert not cache.reserve(3 * 110_000 + 1, cache.open("d", 10 * NBYTES, 1), NEVER)
     assert kept(cache_dir) == ["a", "b", "c"]
 
 
@@ -314,9 +315,9 @@ def test_what_is_reserved_and_not_yet_written_counts(
     first, second = cache_of(250_000), cache_of(250_000)
     assert put(first, "old")
     files = [first.open(key, NBYTES, 1) for key in "ab"]
-    assert first.reserve(NBYTES, files[0])
-    assert first.reserve(NBYTES, files[1])  # "old" gives way
-    assert not second.reserve(NBYTES, second.open("c", NBYTES, 1))
+    assert first.reserve(NBYTES, files[0], NEVER)
+    assert first.reserve(NBYTES, files[1], NEVER)  # "old" gives way
+    assert not second.reserve(NBYTES, second.open("c", NBYTES, 1), NEVER)
     for file in files:
         file.write(0, b"x" * NBYTES)
     assert used(cache_dir) <= 250_000
@@ -330,7 +331,7 @@ def test_what_was_reserved_in_vain_is_free_again(
     assert put(cache, "a")
     for _ in range(10):
         file = cache.open("x", NBYTES, 1)
-        assert cache.reserve(NBYTES, file)
+        assert cache.reserve(NBYTES, file, NEVER)
         del file
     assert put(cache, "b")
     assert put(cache, "c")
@@ -349,7 +350,7 @@ def test_a_lost_count_is_counted_again(
         if text is not None:
             usage.write_bytes(text)
         held = [cache.open(key, NBYTES, 1) for key in kept(cache_dir)]
-        assert not cache.reserve(NBYTES, cache.open("c", NBYTES, 1))
+        assert not cache.reserve(NBYTES, cache.open("c", NBYTES, 1), NEVER)
         assert used(cache_dir) <= 250_000
         del held
 

@@ -27,7 +27,7 @@ from threads import running
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
-from storage_loader.loader.cache_file import CacheFile
+from storage_loader.loader.locks import LockFile
 
 ROWS = 400
 
@@ -83,6 +83,10 @@ class Loading:
              str(cache_dir), json.dumps(how)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def wait_for(self, line: str) -> None:
         assert self._process.stdout is not None
@@ -212,15 +216,15 @@ def test_leaving_early_does_not_wait_for_another_process(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the_config = fill({"storage": str(tmp_path / "store")}, ROWS, max_object_size=2 * 2**20)
-    waits, real = threading.Event(), CacheFile._locked
+    waits, real = threading.Event(), LockFile._lock
 
-    def locked(*args: Any) -> bool:
+    def lock(*args: Any) -> bool:
         got = real(*args)
         if not got:
             waits.set()
         return got
 
-    monkeypatch.setattr(CacheFile, "_locked", locked)
+    monkeypatch.setattr(LockFile, "_lock", lock)
     rows = [*range(250, 400), *range(250)]  # the second object first: the other holds the first
     one = Loading(the_config, cache_dir, hold=True)
     with loading(one):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -21,10 +19,10 @@ from .cache_file import (
     CacheFile,
     CacheFullError,
     delete_unused,
-    make_private,
-    open_made,
     taken_nbytes,
 )
+from .locks import PATIENCE, LockFile, LockTimeoutError, lock_file
+from .private import is_own_file, open_below, open_private
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +30,9 @@ _SUFFIX = ".cached"
 _SPARE_SHARE = 20  # of the disk, 1/20 stays free where no size is given
 _EVICTED_SHARE = 16  # free 1/16 more than is asked for: the folder is walked less often
 _REFUSED = 60.0  # s without another attempt on a full disk
+_USAGE = "usage"  # the file that says what all of them take; locks are taken by it, too
+_COUNTING = (0, 1)  # the number that is locked while that is changed
+_ATTEMPTS = 10
 
 
 class Cache:
@@ -47,9 +48,8 @@ class Cache:
         """`size`: bytes that all cache files of this user in `folder` may take; None: what the
         disk has, less a twentieth.
         """
-        origin = hashlib.sha256(store.origin.encode()).hexdigest()[:16]  # two places never mix
         self._own = Path(folder) / f"user-{os.getuid()}"
-        self._folder = self._own / origin
+        self._origin = hashlib.sha256(store.origin.encode()).hexdigest()[:16]  # places never mix
         self._size = size
         self._lock = threading.Lock()
         self._counted = False  # what lay here before, and what killed processes left
@@ -68,36 +68,34 @@ class Cache:
 
         Raises `LoaderError` where the folder cannot be used.
         """
+        *folders, name = self._origin, *f"{key}{_SUFFIX}".split("/")
         try:
-            make_private(self._own)
-            self._check_own()
-            return CacheFile(self._folder / f"{key}{_SUFFIX}", nbytes, num_blocks)
+            for _ in range(_ATTEMPTS):
+                # Somebody may remove the folders meanwhile.
+                with suppress(FileNotFoundError), open_private(self._own) as own:
+                    locks = lock_file(_USAGE, own)
+                    with open_below(own, folders) as folder:
+                        return CacheFile(name, folder, nbytes, num_blocks, locks)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
         except OSError as error:
             if error.errno in FULL:
                 raise CacheFullError from error
             raise self._unusable(error) from error
 
-    def _check_own(self) -> None:
-        """`folder` may be one where others make files, too: what they made is not ours to fill."""
-        found = os.lstat(self._own)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise PermissionError(
-                errno.EPERM, "a link, or another user's; somebody else made it", str(self._own)
-            )
-        if found.st_mode & 0o077:
-            self._own.chmod(0o700)
-
-    def reserve(self, nbytes: int, file: CacheFile) -> bool:
+    def reserve(self, nbytes: int, file: CacheFile, stop: threading.Event) -> bool:
         """Count `nbytes` more of the disk for `file`, evicting what was not used for longest.
 
-        False where they do not fit: other files are in use, or it is too small.
+        False where they do not fit: other files are in use, or it is too small; or where `stop`
+        is set before it is known.
         """
         if time.monotonic() < self._refused_until:
             return False
         try:
             if self._size is None and self._free() >= nbytes:
                 return True
-            with self._usage() as usage:
+            with self._usage(stop) as usage:
+                if usage is None:
+                    return False
                 if self._size is not None:
                     nbytes = file.growth(nbytes)
                     if nbytes > self._size:
@@ -112,6 +110,9 @@ class Cache:
                 if self._size is not None:
                     file.reserve(nbytes)
                 return True
+        except LockTimeoutError:
+            self._refused_until = time.monotonic() + _REFUSED
+            return False
         except OSError as error:
             if error.errno in FULL:
                 return False
@@ -146,35 +147,39 @@ class Cache:
 
     def _evict(self, usage: _Usage, wanted: int) -> int:
         """Delete files that nobody has open until there is room for `wanted` bytes."""
-        files = sorted(_cache_files(self._own))  # by time of last use
-        usage.total = sum(nbytes for _, nbytes, _ in files)  # what was reserved in vain goes
+        files = sorted(_cache_files(usage.folder))  # by time of last use
+        usage.total = sum(nbytes for _, nbytes, _, _ in files)  # what was reserved in vain goes
         room = self._room(usage)
-        for _, nbytes, path in files:
+        for _, nbytes, place, name in files:
             if room >= wanted:
                 break
-            if delete_unused(path):
+            with open_below(usage.folder, place) as folder:
+                is_gone = delete_unused(name, folder)
+            if is_gone:
                 usage.total -= nbytes
                 room += nbytes
         return room
 
     @contextmanager
-    def _usage(self) -> Iterator[_Usage]:
-        """What all files take, to be changed by this process alone meanwhile."""
-        descriptor = open_made(self._own / "usage")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            usage = _Usage(descriptor)
-            if not self._counted or usage.is_lost:
-                usage.total = sum(nbytes for _, nbytes, _ in _cache_files(self._own))
-                self._counted = True
-            yield usage
-            usage.write()
-        finally:
-            os.close(descriptor)
+    def _usage(self, stop: threading.Event) -> Iterator[_Usage | None]:
+        """What all files take, to be changed here alone meanwhile; None where `stop` is set."""
+        with open_private(self._own) as own:
+            locks = lock_file(_USAGE, own)
+            what = f"the count of the cache {self._own}"
+            with locks.held(what, [_COUNTING], stop, PATIENCE) as is_held:
+                if not is_held:
+                    yield None
+                    return
+                usage = _Usage(locks, own)
+                if not self._counted or usage.is_lost:
+                    usage.total = sum(nbytes for _, nbytes, _, _ in _cache_files(own))
+                    self._counted = True
+                yield usage
+                usage.write()
 
     def _unusable(self, error: OSError) -> LoaderError:
         return LoaderError(
-            f"the cache {self._folder} cannot be used: {error}; give another cache_dir, or use "
+            f"the cache {self._own} cannot be used: {error}; give another cache_dir, or use "
             "index=True or cache_size=0, which keep nothing"
         )
 
@@ -182,15 +187,16 @@ class Cache:
 class _Usage:
     """Bytes that the cache files take, as far as was counted."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        text = os.pread(descriptor, 32, 0).strip()
+    def __init__(self, file: LockFile, folder: int) -> None:
+        self._file = file
+        self.folder = folder  # the descriptor of the one that all of them are in
+        text = os.pread(file.descriptor, 32, 0).strip()
         self.is_lost = not text.isdigit()
         self._read = self.total = -1 if self.is_lost else int(text)
 
     def write(self) -> None:
         if self.total != self._read:
-            os.pwrite(self._descriptor, b"%31d\n" % self.total, 0)
+            os.pwrite(self._file.descriptor, b"%31d\n" % self.total, 0)
 
 
 def _disk(folder: Path) -> os.statvfs_result:
@@ -201,16 +207,13 @@ def _disk(folder: Path) -> os.statvfs_result:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
-def _cache_files(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    """Of every cache file below `folder`: time of last use, see `taken_nbytes`, path."""
-    for place, _, names in os.walk(folder):
+def _cache_files(folder: int) -> Iterator[tuple[int, int, tuple[str, ...], str]]:
+    """Of every cache file below: time of last use, see `taken_nbytes`, folders to it, name."""
+    for place, _, names, below in os.fwalk(dir_fd=folder):
         for name in names:
             if name.endswith(_SUFFIX):
-                path = Path(place) / name
-                try:
-                    found = path.lstat()
-                    if not stat.S_ISREG(found.st_mode):
-                        continue
-                    yield found.st_mtime_ns, taken_nbytes(path), path
-                except FileNotFoundError:
-                    continue
+                with suppress(FileNotFoundError):
+                    found = os.stat(name, dir_fd=below, follow_symlinks=False)
+                    if is_own_file(found):
+                        nbytes = taken_nbytes(name, below)
+                        yield found.st_mtime_ns, nbytes, tuple(place.split("/")[1:]), name

@@ -5,9 +5,10 @@ checksum table, and how much of the disk the file may come to take. The flags on
 whoever maps the file verifies each block by its checksum before first use, so a file that was
 damaged or cut short, or whose process died while it wrote, is fetched again where it is wrong.
 
-Processes share the files. Who fetches blocks holds a lock on their flags meanwhile, so that
-each is fetched once; who has a file open holds a shared lock on the file, and only a file
-without one is evicted. Both locks belong to an open file: they end with their holder.
+Processes share the files. Who fetches blocks holds locks on them meanwhile, so that each is
+fetched once; see `locks`. Who has a file open or mapped holds a shared flock, and only a file
+without one is evicted: a child inherits that one as it inherits the map, and evicting the file
+would free nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import errno
 import fcntl
 import mmap
 import os
-import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,38 +30,55 @@ import numpy.typing as npt
 
 from ..ranges import Range
 from ..store import Buffer, read_pieces
+from .locks import PATIENCE, LockFile, LockTimeoutError
+from .private import open_file
 
 PAGE = 4096  # bytes of the disk that are taken together
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _WRITE_NBYTES = 2**18
-_POLL = 0.005  # s between attempts to get a lock that another process holds ...
-_MAX_POLL = 0.1  # ... doubling up to here
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _RESERVED_NBYTES = 8  # at a cache file's end: what it may come to take
-_ATTEMPTS = 10
+_NUMBERS_BITS = 19  # numbers to lock for each file: of at most 2^18 blocks
+_NAMESAKES = 2**43  # files of equal inode but for this modulus lock each other out, which is rare
+_BRIEFLY = 1.0  # s for which an evictor may have a file
 
 
-class CacheFullError(Exception):
-    """The disk took no more: what was to be kept goes through memory."""
+class NotKeptError(Exception):
+    """What was to be kept goes through memory."""
+
+
+class CacheFullError(NotKeptError):
+    """The disk took no more."""
+
+
+class CacheBusyError(NotKeptError):
+    """Another process has what is wanted, and does not go on."""
 
 
 class CacheFile:
     """One object's bytes as far as they were fetched; see this module."""
 
-    def __init__(self, path: Path, nbytes: int, num_blocks: int) -> None:
+    def __init__(
+        self, name: str, folder: int, nbytes: int, num_blocks: int, locks: LockFile
+    ) -> None:
+        """`folder`: the descriptor of the one that it is or will be in."""
+        self._name = name
         self._flags_start, self._num_flags = nbytes, num_blocks + 1
         size = nbytes + self._num_flags + _RESERVED_NBYTES
         self._descriptor = -1
-        self._descriptor = _open_shared(path, size)
+        self._descriptor = _open_shared(name, folder, size)
         try:
             os.ftruncate(self._descriptor, size)
             os.utime(self._descriptor)  # last used now
             mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
+            inode = os.fstat(self._descriptor).st_ino
         except BaseException:
             self.close()
             raise
         self.data = memoryview(mapped)[:nbytes]
+        self._locks = locks
+        self._first_number = (inode % _NAMESAKES + 1) << _NUMBERS_BITS
+        self._patience = PATIENCE
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
@@ -95,37 +112,21 @@ class CacheFile:
 
     @contextmanager
     def fetching(self, runs: Sequence[Range], ended: threading.Event) -> Iterator[None]:
-        """Hold the lock on the flags of these blocks, so that no other process fetches them.
+        """Hold the locks of these blocks, so that nobody else fetches them; `runs` ascend.
 
-        `runs` ascend, and threads hold different ones: all have this open file, which the locks
-        belong to, so that one would let go of what another holds. Where the system has no such
-        locks, processes may fetch the same. Gives way without the lock once `ended` is set.
+        Gives way without the locks once `ended` is set. Raises `CacheBusyError` where somebody
+        else has them for too long, and from then on at once, until they are free again.
         """
+        start = self._first_number
+        numbers = [(start + first, start + stop) for first, stop in runs]
+        what, patience = f"blocks of {self._name} in the cache", self._patience
         try:
-            for first, stop in runs:
-                pause = _POLL
-                while not self._locked(fcntl.F_WRLCK, first, stop):
-                    if ended.wait(pause):
-                        break
-                    pause = min(2 * pause, _MAX_POLL)
-            yield
-        finally:
-            for first, stop in runs:
-                self._locked(fcntl.F_UNLCK, first, stop)
-
-    def _locked(self, kind: int, first: int, stop: int) -> bool:
-        if not hasattr(fcntl, "F_OFD_SETLK"):
-            return True
-        wanted = struct.pack(
-            "hhqqi4x", kind, os.SEEK_SET, self._flags_start + first, stop - first, 0
-        )
-        try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
+            with self._locks.held(what, numbers, ended, patience):
+                self._patience = PATIENCE
+                yield
+        except LockTimeoutError as error:
+            self._patience = 0.0
+            raise CacheBusyError from error
 
     def read(self, start: int, end: int) -> Iterator[Buffer]:
         """Bytes of the object in pieces; see `read_pieces`."""
@@ -238,41 +239,24 @@ def _fallocate() -> Any:
     return function
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder and its parents for this user alone: `Path.mkdir` lets others into parents."""
-    if not folder.is_dir():
-        make_private(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def open_made(path: Path) -> int:
-    """A file of this user alone, and the folders to it: somebody may remove these meanwhile."""
-    for _ in range(_ATTEMPTS):
-        with suppress(FileNotFoundError):
-            make_private(path.parent)
-            return os.open(path, _FLAGS, 0o600)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def _open_shared(path: Path, size: int) -> int:
+def _open_shared(name: str, folder: int, size: int) -> int:
     """The file, empty or of this size, with the lock that keeps it from eviction."""
     while True:
         try:
-            descriptor = open_made(path)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            path.unlink(missing_ok=True)  # a link: not ours, and never followed
+            descriptor = open_file(name, folder)
+        except PermissionError:  # not ours, and never filled
+            os.unlink(name, dir_fd=folder)
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            is_locked = _lock_shared(descriptor)
             found = os.fstat(descriptor)
-            if found.st_nlink and found.st_size in (0, size):
+            if is_locked and found.st_nlink and found.st_size in (0, size):
                 return descriptor
             if found.st_nlink:
-                # Not what we write. Another file takes its name: were this one cut, a process
-                # that has it mapped would die.
-                path.unlink(missing_ok=True)
+                # Not what we write, or the lock is left by a process that was killed. Another
+                # file takes its name: were this one cut, a process that has it mapped would die.
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
         except BaseException:
             os.close(descriptor)
             raise
@@ -292,38 +276,50 @@ def _set_reserved(descriptor: int, found: os.stat_result, nbytes: int) -> None:
     os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))  # that was no use of it
 
 
-def _lock_alone(descriptor: int) -> bool:
+def _lock_shared(descriptor: int) -> bool:
+    """Wait while a process looks whether anybody has the file; not for ever."""
+    end = time.monotonic() + _BRIEFLY
+    while not _locked(descriptor, fcntl.LOCK_SH):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _locked(descriptor: int, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def delete_unused(path: Path) -> bool:
-    """Delete a cache file unless somebody has it open; whether it is gone."""
+@contextmanager
+def _opened(name: str, folder: int) -> Iterator[int]:
+    """A file that is there; no lock of it is left behind, also where a child was forked."""
+    descriptor = open_file(name, folder, create=False)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
-    try:
-        if not _lock_alone(descriptor):
-            return False
-        path.unlink(missing_ok=True)
+        yield descriptor
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def delete_unused(name: str, folder: int) -> bool:
+    """Delete a cache file unless somebody has it open; whether it is gone."""
+    with suppress(FileNotFoundError), _opened(name, folder) as descriptor:
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            return False
+        os.unlink(name, dir_fd=folder)
     return True
 
 
-def taken_nbytes(path: Path) -> int:
+def taken_nbytes(name: str, folder: int) -> int:
     """See `_reserved_nbytes`; what was reserved in vain, for a file that nobody uses, goes."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with _opened(name, folder) as descriptor:
         found = os.fstat(descriptor)
         reserved, nbytes = _reserved_nbytes(descriptor, found), found.st_blocks * 512
-        if reserved > nbytes and _lock_alone(descriptor):
+        if reserved > nbytes and _locked(descriptor, fcntl.LOCK_EX):
             _set_reserved(descriptor, found, nbytes)
             return nbytes
         return reserved
-    finally:
-        os.close(descriptor)

@@ -68,21 +68,21 @@ class HeldObject:
         ranges = self._stored.layout.block_ranges[needed & ~here]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
 
-    def reserve(self, cache: Cache, needed: Blocks) -> bool:
-        """Whether the cache takes those of the blocks that must be fetched."""
+    def reserve(self, cache: Cache, needed: Blocks, stop: threading.Event) -> bool:
+        """Whether the cache takes those of the blocks that must be fetched; see `Cache.reserve`."""
         assert self._file is not None
         layout = self._stored.layout
         ranges = layout.block_ranges[needed & ~self._verified & ~self._file.present]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
             ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
-        return cache.reserve(_pages_nbytes(ranges), self._file)
+        return cache.reserve(_pages_nbytes(ranges), self._file, stop)
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
 
         Works end early, with less than that, once `stop` is set. They raise `ChecksumError`, a
-        `StoreError` or `CacheFullError`.
+        `StoreError` or `NotKeptError`.
         """
         todo = needed & ~self._verified
         if not todo.any():

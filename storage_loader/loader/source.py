@@ -16,7 +16,7 @@ import numpy as np
 from ..catalog import StoredObject
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
-from .cache_file import CacheFullError
+from .cache_file import CacheFullError, NotKeptError
 from .gather import Copies, Ready, gathered
 from .held import Blocks, HeldObject
 from .objects import Objects
@@ -113,7 +113,7 @@ class Source:
         groups = list(by_object(self._snapshot.starts, numbers))
         copied = partial(self._copied, numbers, groups, stop, work_nbytes)
         if self.holds and len(groups) <= self._max_pinned:
-            kept = [self._keep(group, whole_share) for group in groups]
+            kept = [self._keep(group, whole_share, stop) for group in groups]
             if all(kept):
                 return self._pinned(groups, [one for one in kept if one], stop, copied)
         return copied()
@@ -125,7 +125,7 @@ class Source:
         stop: threading.Event,
         copied: Callable[[], Preparation[Ready]],
     ) -> Preparation[Ready]:
-        """Rows where they are held; `copied` prepares them where the cache turns out to be full."""
+        """Rows where they are held; `copied` prepares them where the cache does not take them."""
         works = [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
         if not self._is_rate_known:
             works = self._timed(works)
@@ -134,7 +134,7 @@ class Source:
             for group, (held, needed) in zip(groups, kept, strict=True):
                 try:
                     held.ensure(needed, stop)  # what was begun elsewhere and not brought to an end
-                except CacheFullError:
+                except NotKeptError:
                     return copied().now()
                 self._note_complete(group.index)
             objects = ((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
@@ -191,14 +191,14 @@ class Source:
 
     def _copy(self, group: ObjectRows, copies: Copies, stop: threading.Event) -> bool:
         """Copy rows from their held object; whether that could be done."""
-        kept = self._keep(group, None)
+        kept = self._keep(group, None, stop)
         if kept is None:
             return False
         held, needed = kept
         try:
             held.ensure(needed, stop)
-        except CacheFullError:
-            self._refuse()
+        except NotKeptError as error:
+            self._note_not_kept(error)
             return False
         if not stop.is_set():
             self._note_complete(group.index)
@@ -206,12 +206,14 @@ class Source:
                 held.columns[name].take(group.rows, out=out, mode="clip")
         return True
 
-    def _keep(self, group: ObjectRows, whole_share: float | None) -> Kept | None:
+    def _keep(
+        self, group: ObjectRows, whole_share: float | None, stop: threading.Event
+    ) -> Kept | None:
         """The object, and its blocks to bring; None where nothing more is to be held of it."""
         try:
             held = self._object(group.index)
-        except CacheFullError:
-            self._refuse()
+        except CacheFullError as error:
+            self._note_not_kept(error)
             return None
         stored = self._snapshot.objects[group.index]
         needed = needed_blocks(stored, self._schema, group.rows)
@@ -225,11 +227,11 @@ class Source:
             # which bring 1.25 of what those of 4 MiB do.
             every = self._every_block(stored)
             early = held.missing_nbytes(every) - nbytes
-            if early <= self._spare and self._reserve(held, every):
+            if early <= self._spare and self._reserve(held, every, stop):
                 self._change_spare(-early)
                 return held, every
         self._change_spare(nbytes * (_LOCAL_SPARE if self._cache is None else 1))
-        return (held, needed) if self._reserve(held, needed) else None
+        return (held, needed) if self._reserve(held, needed, stop) else None
 
     def _change_spare(self, nbytes: int) -> None:
         with self._lock:  # a work may add to it, see `_timed`
@@ -243,16 +245,19 @@ class Source:
             every[layout.all_blocks(a.name)] = True
         return every
 
-    def _reserve(self, held: HeldObject, needed: Blocks) -> bool:
+    def _reserve(self, held: HeldObject, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes the blocks; objects not in use here give way."""
-        if self._cache is None or held.reserve(self._cache, needed):
+        if self._cache is None or held.reserve(self._cache, needed, stop):
             return True
+        if stop.is_set():
+            return False
         with self._lock:
             self._held.clear()
             self._all = None
-        if held.reserve(self._cache, needed):
+        if held.reserve(self._cache, needed, stop):
             return True
-        self._cache.warn_full()
+        if not stop.is_set():
+            self._cache.warn_full()
         return False
 
     def _tolerant(self, work: Work) -> Work:
@@ -261,14 +266,15 @@ class Source:
         def run() -> None:
             try:
                 work.run()
-            except CacheFullError:
-                self._refuse()
+            except NotKeptError as error:
+                self._note_not_kept(error)
 
         return replace(work, run=run)
 
-    def _refuse(self) -> None:
+    def _note_not_kept(self, error: NotKeptError) -> None:
         assert self._cache is not None
-        self._cache.refuse()
+        if isinstance(error, CacheFullError):
+            self._cache.refuse()
 
     def _everything(self) -> Ready | None:
         """All rows, once they are here and verified."""
