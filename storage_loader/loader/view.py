@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 
@@ -25,6 +25,7 @@ from .source import Source
 _OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 
 Transform = Callable[[Any], Any]
+V = TypeVar("V", bound="View")
 
 
 class View:
@@ -129,11 +130,15 @@ class View:
             return self._snapshot
         return self._checked(self._catalog.snapshot(version))
 
-    def _pin(self, snapshot: Snapshot) -> None:
-        """Read this snapshot from here on."""
-        if snapshot is not self._snapshot:
-            self._snapshot = snapshot
-            self._process_source = PerProcess()
+    def _reading(self: V, snapshot: Snapshot) -> V:
+        """What reads this snapshot: this view, or one like it that shares all but rows with it."""
+        if snapshot is self._snapshot:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._snapshot = snapshot
+        other._process_source = PerProcess()
+        return other
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """To the framework's own arrays; numpy's here."""
