@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, is_dataset_name
+from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -51,6 +51,7 @@ class Catalog:
     """The dataset of one config in its store. Safe from many threads and after a fork."""
 
     def __init__(self, config: DataConfig, store: Store | None = None) -> None:
+        require_config(config, "this")
         self.config = config
         self.store = store or open_store(config)
         self.prefix = config.dataset_prefix
@@ -404,7 +405,7 @@ def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, objec
 def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
     """The commits of a version or list, all of them listed; else `VersionNotFoundError`."""
     if not isinstance(version, (Version, Sequence)):
-        raise ConfigError(f"version {version!r}: a Version, its hash, a commit id, or a list")
+        raise ConfigError(f"version {shown(version)}: a Version, its hash, a commit id, or a list")
     names = version.commits if isinstance(version, Version) else list(version)
     by_name = {str(i): i for i in listed}
     gone = [name for name in names if name not in by_name]
@@ -429,13 +430,15 @@ def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[
         if wanted == commit_id or (not wanted and version == Version.of(live).hash):
             gone = [str(i) for i in live if i not in commits]
             if gone:
-                raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
+                raise VersionNotFoundError(
+                    f"version {shown(version)}: its commits are gone: {gone[:5]}"
+                )
             return live
     if version == Version(()).hash:
         return []
     if wanted:
-        raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")
+        raise VersionNotFoundError(f"no version {shown(version)}: that commit is gone or never was")
     raise VersionNotFoundError(
-        f"no version {version!r}: of {len(commits)} commits no state has this hash or is after "
-        "this commit; `storage-loader log` lists them"
+        f"no version {shown(version)}: of {len(commits)} commits no state has this hash or is "
+        "after this commit; `storage-loader log` lists them"
     )

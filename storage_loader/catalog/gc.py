@@ -44,7 +44,7 @@ from typing import Literal
 
 from ..config import DataConfig
 from ..errors import ConfigError, ObjectNotFoundError
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown
 from ..store import ObjectInfo, Store
 from .catalog import Catalog, StoredCommit
 from .commits import Commit, CommitId, live_commits, states
@@ -103,7 +103,7 @@ def collect_garbage(
     """
     for name, value in (("grace", grace), ("keep", keep)):
         if not isinstance(value, timedelta) or value < timedelta(0):
-            raise ConfigError(f"{name} {value!r}: a timedelta from 0 up")
+            raise ConfigError(f"{name} {shown(value)}: a timedelta from 0 up")
     flag("dry_run", dry_run)
     catalog = Catalog(config)
     found = _found(catalog, grace, keep)

@@ -16,7 +16,7 @@ from ..errors import (
     DatasetNotFoundError,
     FolderNotFoundError,
 )
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown
 from ..store import open_store
 from .catalog import Catalog, stored_datasets
 from .snapshot import Version
@@ -76,7 +76,7 @@ def find_datasets(
 ) -> list[DataConfig]:
     """The configs of `list_datasets`'s datasets; reads no commit."""
     if where is not None and not isinstance(where, Mapping):
-        raise ConfigError(f"where {where!r}: a dict of values that `additional` has")
+        raise ConfigError(f"where {shown(where)}: a dict of values that `additional` has")
     settings = {"storage": storage, **settings}
     store = open_store(DataConfig("any" if name is None else name, **settings))
     try:

@@ -18,7 +18,7 @@ import xxhash
 from ..config import DataConfig, canonical_json
 from ..errors import ConfigError, FormatError, ObjectNotFoundError
 from ..hdf5 import header_problems
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, Store, xxh3
@@ -88,7 +88,7 @@ def verify_dataset(
     `DatasetNotFoundError`, `VersionNotFoundError`, or `StoreError` where the store fails.
     """
     if type(num_threads) is not int or num_threads < 1:
-        raise ConfigError(f"num_threads {num_threads!r}: at least 1")
+        raise ConfigError(f"num_threads {shown(num_threads)}: at least 1")
     catalog = Catalog(config)
     problems: list[Problem] = []
 

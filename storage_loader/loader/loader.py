@@ -15,7 +15,7 @@ import numpy as np
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..process import PerProcess
 from .ahead import Ahead, when_it_pays
 from .memory import Memory
@@ -111,7 +111,7 @@ class DataLoader(View):
         self._single_rows = batch_size is None
         self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
         if not (isinstance(shuffle, bool) or shuffle == "global"):
-            raise ConfigError(f"shuffle {shuffle!r}: False, True or 'global'")
+            raise ConfigError(f"shuffle {shown(shuffle)}: False, True or 'global'")
         self._shuffle: Shuffle = shuffle
         self._seed = _whole("seed", seed, 0)
         self._last_batch = _last_batch(last_batch, flag("drop_last", drop_last))
@@ -415,6 +415,7 @@ class DataLoader(View):
         self._meters = PerProcess()
         weakref.finalize(self, _close_pools, self._pools)
 
+    @whole_repr
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         size = None if self._single_rows else self._batch_size
@@ -445,7 +446,7 @@ def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
 
 def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} {value!r}: a whole number from {least} up")
+        raise ConfigError(f"{name} {shown(value)}: a whole number from {least} up")
     return int(value)
 
 
@@ -461,7 +462,7 @@ def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:
             if drop_last and known not in ("partial", "drop"):
                 raise ConfigError(f"drop_last=True contradicts last_batch={known!r}")
             return "drop" if drop_last else known
-    raise ConfigError(f"last_batch {last_batch!r}: one of {', '.join(map(repr, LAST_BATCH))}")
+    raise ConfigError(f"last_batch {shown(last_batch)}: one of {', '.join(map(repr, LAST_BATCH))}")
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
@@ -478,5 +479,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
 
 def _extras(extras: Sequence[str]) -> tuple[str, ...]:
     if isinstance(extras, str) or any(name not in EXTRAS for name in extras):
-        raise ConfigError(f"extras {extras!r}: a list of some of {', '.join(map(repr, EXTRAS))}")
+        raise ConfigError(
+            f"extras {shown(extras)}: a list of some of {', '.join(map(repr, EXTRAS))}"
+        )
     return tuple(extras)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import LoaderError
-from ..keywords import reject_unknown
+from ..keywords import reject_unknown, shown
 
 _INTEGERS = ("seed", "epoch", "stop_epoch", "rows", "block", "window")
 
@@ -43,7 +43,7 @@ class State:
                 raise LoaderError(f"a loader's state lacks {name!r}")
             kind = int if name in _INTEGERS else str
             if type(value[name]) is not kind or (kind is int and value[name] < 0):
-                raise LoaderError(f"a loader's state has {name!r}: {value[name]!r}")
+                raise LoaderError(f"a loader's state has {name!r}: {shown(value[name])}")
         return cls(**value)
 
     def check_dataset(self, dataset: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import platformdirs
 
 from ..catalog import Catalog, Snapshot, Version
-from ..config import DataConfig
+from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderError, TransformError
-from ..keywords import flag
+from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
@@ -44,12 +44,11 @@ class View:
         cache_size: int | None = 0,
     ) -> None:
         """`cache_size`: bytes of a network store's objects that `cache_dir` may hold."""
-        if not isinstance(config, DataConfig):
-            raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
+        require_config(config, type(self).__name__)
         if transform is not None and not callable(transform):
-            raise ConfigError(f"transform: a function of the batch, not {transform!r}")
+            raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
-            raise ConfigError(f"cache_dir: a folder's path, not {cache_dir!r}")
+            raise ConfigError(f"cache_dir: a folder's path, not {shown(cache_dir)}")
         self.config = config
         self._attributes = attributes
         self._wanted_version = version

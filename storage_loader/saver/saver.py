@@ -17,10 +17,10 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from ..catalog import Catalog
-from ..config import DataConfig
+from ..config import DataConfig, require_config
 from ..errors import BucketNotFoundError, ConfigError, SaverError, SchemaError, StorageLoaderError
 from ..hdf5 import capacity
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
 from .batch import as_arrays
 from .buffer import ObjectBuffer
@@ -78,10 +78,9 @@ class DataSaver:
         num_worker_threads: int = 4,
         progress: bool = False,
     ) -> None:
-        if not isinstance(config, DataConfig):
-            raise ConfigError(f"DataSaver takes a DataConfig, not {type(config).__name__}")
+        require_config(config, "DataSaver")
         if type(num_worker_threads) is not int or num_worker_threads < 1:
-            raise ConfigError(f"num_worker_threads {num_worker_threads!r}: at least 1")
+            raise ConfigError(f"num_worker_threads {shown(num_worker_threads)}: at least 1")
         self.config = config
         self._refresh = flag("refresh", refresh)
         self._num_threads = num_worker_threads
@@ -332,6 +331,7 @@ class DataSaver:
         if self._bar is not None:
             self._bar.close()
 
+    @whole_repr
     def __repr__(self) -> str:
         stored = ""
         if self._schema is not None:
@@ -364,8 +364,8 @@ def save(
 def _writer(name: object) -> str:
     if not isinstance(name, str) or not _WRITER.fullmatch(name):
         raise ConfigError(
-            f"writer {name!r}: 1 to 64 ASCII letters, digits, '.', '_' and '-', the first a letter "
-            "or digit"
+            f"writer {shown(name)}: 1 to 64 ASCII letters, digits, '.', '_' and '-', the first a "
+            "letter or digit"
         )
     return name
 
@@ -376,7 +376,8 @@ def _commit_every(value: object) -> int | timedelta | None:
     if isinstance(value, timedelta) and value > timedelta(0):
         return value
     raise ConfigError(
-        f"commit_every {value!r}: a number of rows, at least 1, or a positive datetime.timedelta"
+        f"commit_every {shown(value)}: a number of rows, at least 1, or a positive "
+        "datetime.timedelta"
     )
 
 
