@@ -5,9 +5,18 @@ for those who do not know ours. Errors of other libraries are mapped where they 
 (`store/`, `hdf5/`) and chained with `raise ... from`.
 """
 
+from .text import printable
+
 
 class StorageLoaderError(Exception):
-    """Base class of everything raised on purpose by storage_loader."""
+    """Base class of everything raised on purpose by storage_loader.
+
+    Each argument is a line of the message. What stands in one may come from a storage or a
+    server: it is shown as `printable` text, and begins no other line.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(printable(str(line)) for line in self.args)
 
 
 class ConfigError(StorageLoaderError, ValueError):

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
@@ -15,8 +15,10 @@ from typing import cast
 
 from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
+    BucketNotFoundError,
     ConfigError,
     DatasetNotFoundError,
+    FolderNotFoundError,
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -50,11 +52,14 @@ class StoredCommit:
 class Catalog:
     """The dataset of one config in its store. Safe from many threads and after a fork."""
 
-    def __init__(self, config: DataConfig, store: Store | None = None) -> None:
+    def __init__(
+        self, config: DataConfig, store: Store | None = None, *, prefix: str | None = None
+    ) -> None:
+        """`prefix`: the dataset at this place of the storage, where its identity is not known."""
         require_config(config, "this")
         self.config = config
         self.store = store or open_store(config)
-        self.prefix = config.dataset_prefix
+        self.prefix = config.dataset_prefix if prefix is None else prefix
 
     @property
     def schema_key(self) -> str:
@@ -81,10 +86,10 @@ class Catalog:
         differences = schema.differences(stored)
         if differences:
             raise SchemaError(
-                f"dataset {self.config.dataset_name!r} in {self.store.url} has other attributes:"
-                + "".join(f"\n  {line}" for line in differences)
-                + "\nto read it, leave attributes out of the config; to save these, give another "
-                "dataset_name or additional, or delete the dataset first"
+                f"dataset {self.config.dataset_name!r} in {self.store.url} has other attributes:",
+                *(f"  {line}" for line in differences),
+                "to read it, leave attributes out of the config; to save these, give another "
+                "dataset_name or additional, or delete the dataset first",
             )
 
     def require_schema(self) -> Schema:
@@ -105,10 +110,12 @@ class Catalog:
     def _existing(self) -> str:
         """What the storage holds, for an error: the same name first."""
         name = self.config.dataset_name
-        variants = [identity for identity, _ in stored_datasets(self.store, name=name)]
+        bad: list[str] = []
+        found = stored_datasets(self.store, lambda prefix, error: bad.append(prefix), name=name)
+        variants = [str(identity["additional"]) for identity, _ in found[:_SHOWN]]
+        variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
-            shown = ", ".join(str(v["additional"]) for v in variants[:_SHOWN])
-            return f"{name!r} exists with additional: {shown}"
+            return f"{name!r} exists with additional: {', '.join(variants)}"
         names = list(self.store.list_folders())
         if name in names:
             return (
@@ -366,9 +373,15 @@ class _Listing:
 
 
 def stored_datasets(
-    store: Store, *, name: str | None = None
+    store: Store,
+    unreadable: Callable[[str, StorageLoaderError], object],
+    *,
+    name: str | None = None,
 ) -> list[tuple[dict[str, object], Schema]]:
-    """Identity and schema of each dataset in a store, of one name or of all, sorted by name."""
+    """Identity and schema of each dataset in a store, of one name or of all, sorted by name.
+
+    One whose dataset.json cannot be read is left out; `unreadable` gets its prefix and why.
+    """
     names = store.list_folders() if name is None else [name]
     keys = [
         f"{n}/{i}/dataset.json"
@@ -377,14 +390,31 @@ def stored_datasets(
         for i in store.list_folders(n)
         if _DATASET_ID.fullmatch(i)
     ]
-    found = []
-    for key in keys:
-        try:
-            data = store.get(key)
-        except ObjectNotFoundError:
-            continue  # objects of a save that was never committed
-        found.append(_parse_dataset(bytes(data), key, store))
+    read = (_stored_dataset(store, key, unreadable) for key in keys)
+    found = [one for one in read if one is not None]
     return sorted(found, key=lambda item: json.dumps([item[0]["name"], item[0]["additional"]]))
+
+
+def _stored_dataset(
+    store: Store, key: str, unreadable: Callable[[str, StorageLoaderError], object]
+) -> tuple[dict[str, object], Schema] | None:
+    """See `stored_datasets`; `key`: of its dataset.json."""
+    try:
+        return _parse_dataset(bytes(store.get(key)), key, store)
+    except ObjectNotFoundError:
+        return None  # objects of a save that was never committed
+    except (FormatError, StoreError) as error:
+        if is_of_the_storage(error):
+            raise
+        unreadable(key.removesuffix("/dataset.json"), error)
+        return None
+
+
+def is_of_the_storage(error: StorageLoaderError) -> bool:
+    """Whether other datasets cannot be read either, now: each would take as long to fail."""
+    if isinstance(error, (BucketNotFoundError, FolderNotFoundError)):
+        return True
+    return isinstance(error, StoreError) and error.is_transient
 
 
 def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
