@@ -570,13 +570,41 @@ def test_a_malformed_commit_is_refused(mutate: Callable[[Any], None], message: s
     assert message in str(caught.value)
 
 
-NO_JSON = [b"", b"{", b"[]", b"null", b"5", b"\xff", b'{"format": 1', b"[" * 100_000]
+NO_JSON = [
+    b'{"format": 1, "info": 1e999}',
+    b'{"format": 1, "info": [-1E400]}',
+    b'{"format": 1, "info": "\\ud800"}',
+    b'{"format": 1, "\\uDFFF": 1}',
+    b'{"format": 1, "info": ["\\udc00\\ud800"]}',
+    b'{"format": 1' + b"0" * 5000 + b"}",
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"5",
+    b"\xff",
+    b'{"format": 1',
+    b"[" * 100_000,
+]
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:20]))
 def test_bytes_that_are_no_json_object_are_no_commit(body: bytes) -> None:
     with pytest.raises(FormatError, match=r"^here: (not JSON: |a JSON object is needed$)"):
         Commit.from_bytes(body, SCHEMA, place="here")
+
+
+@pytest.mark.parametrize(
+    ("info", "read"),
+    [
+        (rb'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (rb'{"a": "\\ud800"}', {"a": r"\ud800"}),
+        (b'{"a": [1e308, -1.5, 5e-324, 1e-999]}', {"a": [1e308, -1.5, 5e-324, 0.0]}),
+    ],
+)
+def test_what_people_write_into_a_commit_is_read(info: bytes, read: dict[str, Any]) -> None:
+    body = canonical_json({**a_commit(), "info": "HERE"}).replace(b'"HERE"', info)
+    assert Commit.from_bytes(body, SCHEMA, place="here").info == read
 
 
 def test_columns_may_not_overlap() -> None:

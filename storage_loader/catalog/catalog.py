@@ -37,6 +37,7 @@ from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
+DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -71,10 +72,10 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        return self._schema_of(self.store.find(self.schema_key))
+        return self.schema_of(self.store.find(self.schema_key))
 
-    def _schema_of(self, data: memoryview | None) -> Schema | None:
-        """See `read_schema`; `data`: dataset.json."""
+    def schema_of(self, data: memoryview | None) -> Schema | None:
+        """What `read_schema` gives for this dataset.json, None where there is none."""
         if data is None:
             return None
         _, schema = _parse_dataset(bytes(data), self.schema_key, self.store)
@@ -94,9 +95,10 @@ class Catalog:
 
     def require_schema(self) -> Schema:
         """The stored schema; `DatasetNotFoundError`, naming what exists, where there is none."""
-        return self._required(self.read_schema())
+        return self.required(self.read_schema())
 
-    def _required(self, schema: Schema | None) -> Schema:
+    def required(self, schema: Schema | None) -> Schema:
+        """See `require_schema`."""
         if schema is None:
             raise DatasetNotFoundError(
                 f"no dataset {self._described()} in {self.store.url}; {self._existing()}"
@@ -304,7 +306,7 @@ class Catalog:
         listing = _Listing(self)
         while True:
             data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
-            schema, ids = self._required(self._schema_of(data)), sorted(self._commits_among(infos))
+            schema, ids = self.required(self.schema_of(data)), sorted(self._commits_among(infos))
             if version is not None:
                 ids = named_ids(version, ids)
             commits = listing.read(schema, ids)
@@ -419,7 +421,7 @@ def is_of_the_storage(error: StorageLoaderError) -> bool:
 
 def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
     place = f"{store.url}/{key}"
-    value = read_json(data, ("name", "additional", "attributes"), place=place)
+    value = read_json(data, DATASET_KEYS, place=place)
     try:
         schema = Schema.from_json(value["attributes"])
         described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")

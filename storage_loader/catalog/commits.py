@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from .parse import parse_list, parse_objects
 
 FORMAT = 1
 
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a character, as JSON escapes it
 _ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 
 
@@ -114,7 +116,14 @@ def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, 
     """A JSON object of this format with exactly the `required` keys, `format` and `info`."""
     try:
         # As text: json would take bytes for UTF-16 or UTF-32, too.
-        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+        )
+        if _HALF.search(data):  # half of a pair, unless the other one follows
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{place}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -137,6 +146,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("a key stands twice in one object")
     return value
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is larger than any number that can be read")
+    return number
 
 
 def _constant(name: str) -> None:

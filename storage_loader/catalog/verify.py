@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +21,8 @@ from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, Store, xxh3
-from .catalog import Catalog, commits_of, named_ids
-from .commits import Commit, CommitId
+from .catalog import DATASET_KEYS, Catalog, commits_of, named_ids
+from .commits import Commit, CommitId, read_json
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
 
@@ -130,13 +129,18 @@ def verify_dataset(
 def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | None:
     """The schema; None, and a problem, where dataset.json cannot be read."""
     name = catalog.config.dataset_name
+    place = f"{catalog.store.url}/{catalog.schema_key}"
+    found = catalog.store.find(catalog.schema_key)
+    body = b"" if found is None else bytes(found)  # once: another may take its place
     try:
-        schema = catalog.require_schema()
-        body = bytes(catalog.store.get(catalog.schema_key))
-        if canonical_json(json.loads(body)) != body:
-            note(Problem(name, f"{catalog.store.url}/{catalog.schema_key}: not canonical JSON"))
+        schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
+        if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:
+            note(Problem(name, f"{place}: not canonical JSON"))
     except FormatError as error:
         note(Problem(name, str(error)))
+        return None
+    except RecursionError:  # under `info`
+        note(Problem(name, f"{place}: nested too deeply to be canonical JSON"))
         return None
     return schema
 
