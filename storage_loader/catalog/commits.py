@@ -122,8 +122,8 @@ def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, 
             parse_constant=_constant,
             parse_float=_float,
         )
-        if _HALF.search(data):  # half of a pair, unless the other one follows
-            json.dumps(value, ensure_ascii=False).encode()
+        if _HALF.search(data):  # unless the other half follows
+            _check_text(value)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{place}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -146,6 +146,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("a key stands twice in one object")
     return value
+
+
+def _check_text(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"a text holds half a character, {half!a}") from error
 
 
 def _float(text: str) -> float:
