@@ -15,8 +15,29 @@ class StorageLoaderError(Exception):
     server: it is shown as `printable` text, and begins no other line.
     """
 
+    def __init__(self, *lines: object, message: str | None = None) -> None:
+        """`message`: all lines in one text, as torch has them from a worker process."""
+        super().__init__(*(lines if message is None else (_Lines(message),)))
+
+    @property
+    def message(self) -> str:
+        """The text. That there is one tells torch to give `message`, see its `reraise`."""
+        return str(self)
+
     def __str__(self) -> str:
-        return "\n".join(printable(str(line)) for line in self.args)
+        return "\n".join(map(_shown, self.args))
+
+
+class _Lines(str):
+    """Text whose ends of lines are meant."""
+
+    __slots__ = ()
+
+
+def _shown(line: object) -> str:
+    if isinstance(line, _Lines):
+        return "\n".join(map(printable, line.split("\n")))
+    return printable(str(line))
 
 
 class ConfigError(StorageLoaderError, ValueError):

@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import storage_loader
 from storage_loader import DataConfig, save
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
+from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
 from storage_loader.loader.partition import LAST_BATCH, Partition
 from storage_loader.torch import DataLoader, IterableDataset
 from storage_loader.torch.epochs import Epochs
@@ -211,6 +211,24 @@ def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'shuffle'"):
         IterableDataset(saved, shufle=True)
     assert isinstance(IterableDataset(saved), torch.utils.data.IterableDataset)
+
+
+def forges(batch: Any) -> Any:
+    raise ValueError("a\nforged \x1b[31m")
+
+
+def test_an_error_of_torchs_worker_keeps_its_lines(saved: DataConfig) -> None:
+    """Torch makes it anew, with the traceback in its text."""
+    dataset = IterableDataset(saved, batch_size=8, transform=forges)
+    with pytest.raises(TransformError, match="transform failed on rows 0, 1") as caught:
+        next(iter(batches_of(dataset, num_workers=1)))
+    lines = str(caught.value).split("\n")
+    del caught  # and the iterator in its frames, with the worker
+    assert all(line.isprintable() for line in lines)
+    assert "Original Traceback (most recent call last):" in lines
+    ours = [line for line in lines if "transform failed on rows" in line]
+    assert [line.split(": ", 1)[0] for line in ours] == ["storage_loader.errors.TransformError"]
+    assert ours[0].endswith(r"ValueError: a\nforged \x1b[31m")
 
 
 # States
