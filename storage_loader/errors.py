@@ -16,7 +16,7 @@ class StorageLoaderError(Exception):
     """
 
     def __init__(self, *lines: object, message: str | None = None) -> None:
-        """`message`: all lines in one text, as torch has them from a worker process."""
+        """`message`: all lines in one text, as another error has them; torch gives it so, too."""
         super().__init__(*(lines if message is None else (_Lines(message),)))
 
     @property

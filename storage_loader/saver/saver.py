@@ -22,6 +22,7 @@ from ..errors import BucketNotFoundError, ConfigError, SaverError, SchemaError, 
 from ..hdf5 import capacity
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
+from ..text import printable
 from .batch import as_arrays
 from .buffer import ObjectBuffer
 from .cast import Array
@@ -310,11 +311,14 @@ class DataSaver:
 
     def _failed(self) -> SaverError:
         reason = self._uploads.failure
+        text = str(reason)
+        if not isinstance(reason, StorageLoaderError):
+            text = printable(text)
         return SaverError(
-            f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
-            f"were not committed ({self._rows.committed} were before), save them with another "
-            "DataSaver: "
-            f"{str(reason) or type(reason).__name__}"
+            message=f"saving to dataset {self.config.dataset_name!r} failed, "
+            f"{self._rows.pending} rows were not committed ({self._rows.committed} were before), "
+            "save them with another DataSaver: "
+            f"{text or type(reason).__name__}"
         )
 
     def _hand_over(self) -> None:
