@@ -33,8 +33,8 @@ PYTEST_ARGS="-k every_row_under_faults"`, with a real server where `make s3` has
 made by `soak`: half an hour unless STORAGE_LOADER_BENCH_SOAK_SECONDS says otherwise, 20 s with
 `--quick`.
 
-`change` compares this checkout with another one (`--before FOLDER`). There, "plain" is the other one,
-and the brackets of the ratio hold the 95% interval of its median.
+`change` compares this checkout with another one (`--before FOLDER`). There, "plain" is the other
+one, and the brackets of the ratio hold the 95% interval of its median.
 """
 
 

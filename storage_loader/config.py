@@ -20,7 +20,7 @@ import platformdirs
 from .credentials import Provider
 from .errors import ConfigError
 from .files import OddFileError, open_regular
-from .keywords import checked_keywords, reject_unknown, shown
+from .keywords import checked_keywords, redacted, reject_unknown, shown, shown_as, whole_repr
 from .layout import MAX_OBJECT_NBYTES
 from .schema import Attribute, Schema
 
@@ -50,37 +50,49 @@ def _storage(storage: str | os.PathLike[str] | None, endpoint: str | None) -> st
         return f"file://{_absolute(platformdirs.user_data_dir('storage_loader'))}"
     text = os.fspath(storage) if isinstance(storage, os.PathLike) else storage
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"storage {storage!r}: a URL or a folder's path")
+        raise ConfigError(f"storage {shown(storage)}: a URL or a folder's path")
     scheme, separator, rest = text.partition("://")
-    if separator and scheme != "memory" and "@" in rest.partition("/")[0]:
+    if separator and _holds_keys(scheme, rest):
         raise ConfigError("storage: no keys in the URL; use access_key= and secret_key=")
     if not separator:
         scheme, colon, rest = text.partition(":")
         if colon and scheme in _SCHEMES:  # what pathlib makes of a URL
             raise ConfigError(
-                f"storage {text!r}: a URL is a string with '://', {scheme}://{rest.lstrip('/')}"
+                f"storage {shown(text)}: a URL is a string with '://', "
+                f"{redacted(f'{scheme}://' + rest.lstrip('/'))}"
             )
         return f"file://{_absolute(text)}"
     if scheme == "file":
         if not rest.startswith("/"):
-            raise ConfigError(f"storage {text!r}: file:// takes an absolute path, file:///data/...")
+            raise ConfigError(
+                f"storage {shown(text)}: file:// takes an absolute path, file:///data/..."
+            )
         return f"file://{_absolute(rest)}"
     if scheme == "memory":
         name = rest.rstrip("/")
         if not name:
-            raise ConfigError(f"storage {text!r}: give it a name, memory://name")
+            raise ConfigError(f"storage {shown(text)}: give it a name, memory://name")
         return f"memory://{name}"
     if scheme == "s3":
         return _s3_url(text, rest)
     raise ConfigError(
-        f"storage {text!r}: unknown scheme {scheme!r}; use s3://bucket/prefix, file:///folder, "
-        "a folder's path or memory://name"
+        f"storage {shown(text)}: unknown scheme {shown(scheme)}; use s3://bucket/prefix, "
+        "file:///folder, a folder's path or memory://name"
     )
+
+
+def _holds_keys(scheme: str, rest: str) -> bool:
+    """Whether what follows a URL's `://` names a user or a key, as some tools have it."""
+    host, query = rest.partition("/")[0], rest.partition("?")[2]
+    if scheme in ("file", "memory") or _BUCKET_NAME.fullmatch(host):
+        return redacted(query) != query or (scheme == "file" and "@" in host)
+    url = f"{scheme}://{rest}"
+    return redacted(url) != url
 
 
 def _absolute(path: str) -> str:
     if "\0" in path:
-        raise ConfigError(f"storage {path!r}: a path holds no NUL byte")
+        raise ConfigError(f"storage {shown(path)}: a path holds no NUL byte")
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -88,13 +100,15 @@ def _s3_url(text: str, rest: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET_NAME.fullmatch(bucket):
         raise ConfigError(
-            f"storage {text!r}: {bucket!r} is no bucket name (3 to 63 of a-z, 0-9, '.', '-')"
+            f"storage {shown(text)}: {shown(bucket)} is no bucket name "
+            "(3 to 63 of a-z, 0-9, '.', '-')"
         )
     prefix = prefix.rstrip("/")
     segments = prefix.split("/") if prefix else []
     if any(s in ("", ".", "..") or any(ord(c) < 32 or ord(c) == 127 for c in s) for s in segments):
         raise ConfigError(
-            f"storage {text!r}: a prefix has no empty, '.' or '..' part and no control character"
+            f"storage {shown(text)}: a prefix has no empty, '.' or '..' part and no "
+            "control character"
         )
     return "/".join([f"s3://{bucket}", *segments])
 
@@ -118,17 +132,17 @@ def parse_endpoint(endpoint: str, secure: bool | None) -> Endpoint:
     if "@" in endpoint:
         raise ConfigError("endpoint: no keys in the endpoint; use access_key= and secret_key=")
     if separator and scheme not in ("http", "https"):
-        raise ConfigError(f"endpoint {endpoint!r}: the scheme is http or https")
+        raise ConfigError(f"endpoint {shown(endpoint)}: the scheme is http or https")
     try:
         parts = urlsplit(endpoint if separator else f"//{endpoint}")
         valid = bool(parts.hostname) and parts.path in ("", "/") and parts.port != 0
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment or not _ENDPOINT.fullmatch(endpoint):
-        raise ConfigError(f"endpoint {endpoint!r}: give host:port or http(s)://host:port")
+        raise ConfigError(f"endpoint {shown(endpoint)}: give host:port or http(s)://host:port")
     if separator and secure is not None and secure != (scheme == "https"):
         raise ConfigError(
-            f"endpoint {endpoint!r} contradicts secure={secure}; leave secure out, "
+            f"endpoint {shown(endpoint)} contradicts secure={secure}; leave secure out, "
             "the endpoint's scheme decides"
         )
     if secure is None:
@@ -144,13 +158,13 @@ def _additional(value: Mapping[str, Any] | None) -> Mapping[str, JSONScalar]:
     result: dict[str, JSONScalar] = {}
     for key, scalar in value.items():
         if not isinstance(key, str) or not key:
-            raise ConfigError(f"additional: keys are non-empty strings, not {key!r}")
+            raise ConfigError(f"additional: keys are non-empty strings, not {_kind(key)}")
         scalar = scalar.item() if isinstance(scalar, np.generic) else scalar  # noqa: PLW2901
         if not isinstance(scalar, (str, int, float, bool, type(None))) or (
             isinstance(scalar, float) and not math.isfinite(scalar)
         ):
             raise ConfigError(
-                f"additional[{shown(key)}] = {shown(scalar)}: a JSON scalar is needed "
+                f"additional[{shown(key)}] = {shown_as(key, scalar)}: a JSON scalar is needed "
                 "(str, int, finite float, bool or None)"
             )
         result[key] = scalar
@@ -159,6 +173,10 @@ def _additional(value: Mapping[str, Any] | None) -> Mapping[str, JSONScalar]:
     except UnicodeEncodeError as error:
         raise ConfigError(f"additional: text that is not valid Unicode: {error}") from error
     return MappingProxyType(dict(sorted(result.items())))
+
+
+def _kind(key: object) -> str:
+    return "''" if key == "" else type(key).__name__
 
 
 def canonical_json(value: object) -> bytes:
@@ -256,6 +274,11 @@ class DataConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    @whole_repr
+    def __repr__(self) -> str:
+        values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        return f"DataConfig({values})"
+
     @property
     def schema(self) -> Schema | None:
         """The attributes as a `Schema`; None where they were left out."""
@@ -285,10 +308,13 @@ class DataConfig:
         Raises `ConfigError` for text that is no JSON object, `UnknownNameError` for a key
         that does not exist.
         """
+        problem = ""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"config: not JSON: {error}") from error
+            problem = f"config: not JSON: {error}"
+        if problem:  # here: the error above holds the whole text, and keys may stand in it
+            raise ConfigError(problem)
         if not isinstance(values, dict):
             raise ConfigError(f"config: a JSON object is needed, not {type(values).__name__}")
         if any(name in values for name in _UNWRITTEN):
@@ -337,6 +363,12 @@ class DataConfig:
         self.__dict__.update(state, additional=MappingProxyType(state["additional"]))
 
 
+def require_config(value: object, taker: str) -> None:
+    """Raise `ConfigError` for what is no `DataConfig`; it may hold keys, and is not shown."""
+    if not isinstance(value, DataConfig):
+        raise ConfigError(f"{taker} takes a DataConfig, not {type(value).__name__}")
+
+
 _SECRET = ("access_key", "secret_key")
 _UNWRITTEN = (*_SECRET, "credentials")  # in no text
 
@@ -349,7 +381,7 @@ def _check_provider(url: str, provider: object, access_key: str | None) -> None:
             f"credentials: a function that returns Credentials, not {type(provider).__name__}"
         )
     if not url.startswith("s3://"):
-        raise ConfigError(f"credentials is for s3:// storage, not for {url!r}")
+        raise ConfigError(f"credentials is for s3:// storage, not for {shown(url)}")
     if access_key is not None:
         raise ConfigError("credentials and access_key: give one of them")
 
@@ -361,7 +393,7 @@ def _check_s3_settings(url: str, secure: object, **texts: str | None) -> None:
             kind = "an empty one" if text == "" else type(text).__name__
             raise ConfigError(f"{name}: a string, not {kind}; or leave it out")
     if secure not in (None, True, False):
-        raise ConfigError(f"secure {secure!r}: True, False or None")
+        raise ConfigError(f"secure {shown(secure)}: True, False or None")
     given = [name for name in _SECRET if texts[name] is not None]
     if len(given) == 1:
         (missing,) = set(_SECRET) - set(given)
@@ -369,7 +401,7 @@ def _check_s3_settings(url: str, secure: object, **texts: str | None) -> None:
     if not url.startswith("s3://"):
         for name, value in {**texts, "secure": secure}.items():
             if value is not None:
-                raise ConfigError(f"{name} is for s3:// storage, not for {url!r}")
+                raise ConfigError(f"{name} is for s3:// storage, not for {shown(url)}")
     endpoint = texts["endpoint"]
     if endpoint is not None:
         parse_endpoint(endpoint, None if secure is None else bool(secure))
@@ -382,8 +414,8 @@ def _check_object_size(value: object) -> None:
         or not MIN_OBJECT_SIZE <= value <= MAX_OBJECT_SIZE
     ):
         raise ConfigError(
-            f"max_object_size {value!r}: bytes, a whole number from {MIN_OBJECT_SIZE} (64 KiB) "
-            f"to {MAX_OBJECT_SIZE} (5 GiB)"
+            f"max_object_size {shown(value)}: bytes, a whole number from "
+            f"{MIN_OBJECT_SIZE} (64 KiB) to {MAX_OBJECT_SIZE} (5 GiB)"
         )
 
 
@@ -397,7 +429,9 @@ def _seconds(name: str, value: object, *, least: float) -> float:
         or isinstance(value, bool)
         or not least <= value <= _MOST_SECONDS
     ):
-        raise ConfigError(f"{name} {value!r}: seconds, from {least} to {_MOST_SECONDS} (a week)")
+        raise ConfigError(
+            f"{name} {shown(value)}: seconds, from {least} to {_MOST_SECONDS} (a week)"
+        )
     return float(value)
 
 

@@ -5,9 +5,39 @@ for those who do not know ours. Errors of other libraries are mapped where they 
 (`store/`, `hdf5/`) and chained with `raise ... from`.
 """
 
+from .text import printable
+
 
 class StorageLoaderError(Exception):
-    """Base class of everything raised on purpose by storage_loader."""
+    """Base class of everything raised on purpose by storage_loader.
+
+    Each argument is a line of the message. What stands in one may come from a storage or a
+    server: it is shown as `printable` text, and begins no other line.
+    """
+
+    def __init__(self, *lines: object, message: str | None = None) -> None:
+        """`message`: all lines in one text, as another error has them; torch gives it so, too."""
+        super().__init__(*(lines if message is None else (_Lines(message),)))
+
+    @property
+    def message(self) -> str:
+        """The text. That there is one tells torch to give `message`, see its `reraise`."""
+        return str(self)
+
+    def __str__(self) -> str:
+        return "\n".join(map(_shown, self.args))
+
+
+class _Lines(str):
+    """Text whose ends of lines are meant."""
+
+    __slots__ = ()
+
+
+def _shown(line: object) -> str:
+    if isinstance(line, _Lines):
+        return "\n".join(map(printable, line.split("\n")))
+    return printable(str(line))
 
 
 class ConfigError(StorageLoaderError, ValueError):

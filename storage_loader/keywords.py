@@ -5,18 +5,71 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import reprlib
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import ConfigError, UnknownNameError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 200
-_short.maxlevel = 3
+_NAMES = "secret|passw|credential|signature|access[-_]?key|api[-_]?key|token"  # of what is secret
+_SECRET = re.compile(f"(?i){_NAMES}")
+_ASSIGNED = re.compile(
+    rf"""(?i)((?:{_NAMES})[\w.-]{{0,64}}["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|[^\s&;,}})\]'"]+)"""
+)
+_SCHEME = "[A-Za-z][A-Za-z0-9+.-]{0,20}:/"
+_QUERY = re.compile(rf"(?s)^({_SCHEME}[^?]*\?).+")
+_USER = re.compile("(?s)^([A-Za-z][A-Za-z0-9+.-]*:/*).*@")
+_PASSWORD = re.compile(rf"(?s)^({_SCHEME}/)[^/:]+:(?!\d{{1,5}}(?:/|$)).*")
+_REDACTED = (
+    (_USER, r"\1***@"),
+    (_PASSWORD, r"\1***"),
+    (_QUERY, r"\1***"),
+    (_ASSIGNED, r"\1***"),
+)
+_LONGEST_SHOWN = 200  # characters
+
+
+class _Short(reprlib.Repr):
+    """Short, and without what a key or a password may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = _LONGEST_SHOWN
+        self.maxlevel = 3
+
+    def repr1(self, x: Any, level: int) -> str:
+        return self.repr_dict(x, level) if isinstance(x, Mapping) else super().repr1(x, level)
+
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+        hidden = {k: _HIDDEN if _is_secret(k) else v for k, v in x.items()}
+        return super().repr_dict(hidden, level)
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(redacted(x[: 4 * _LONGEST_SHOWN]), level)
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return f"b{self.repr_str(x[: 4 * _LONGEST_SHOWN].decode('latin-1'), level)}"
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return redacted(super().repr_instance(x, level))
+
+
+def _is_secret(name: object) -> bool:
+    return isinstance(name, str) and _SECRET.search(name) is not None
+
+
+class _Hidden:
+    def __repr__(self) -> str:
+        return "***"
+
+
+_HIDDEN = _Hidden()
+_short = _Short()
 _NEAR = 0.7  # of 0 to 1: "overwrite" is at 0.67 of "writer", and means something else
 _LONGEST_NAME = 200  # characters; finding what is near takes the square of them
 
@@ -45,8 +98,41 @@ _ELSEWHERE = {
 
 
 def shown(value: object) -> str:
-    """The `repr` of a value that may come from storage: it may be huge, or nested deeply."""
+    """The `repr` of a value for an error: of what comes from storage, or from a user.
+
+    It may be huge, or nested deeply; and it may be somebody's settings, given in the wrong place.
+    So it is cut, and what stands under the name of a key or a password is not shown, nor what is
+    in a URL beside its host and path.
+    """
     return _short.repr(value)
+
+
+def shown_as(name: str, value: object) -> str:
+    """`shown` of what stands under a name, which may say that it is a key."""
+    return repr(_HIDDEN) if _is_secret(name) else shown(value)
+
+
+def redacted(text: str) -> str:
+    """The text with `***` for what may be a key: under such a name, or in a URL."""
+    for pattern, instead in _REDACTED:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def whole_repr(function: Callable[[T], str]) -> Callable[[T], str]:
+    """Decorate a `__repr__` so that it also tells of an object whose constructor raised.
+
+    Debuggers ask for that, and whatever prints the variables of a traceback's frames.
+    """
+
+    @functools.wraps(function)
+    def call(self: T) -> str:
+        try:
+            return function(self)
+        except AttributeError:
+            return f"<{type(self).__name__} that was not made>"
+
+    return call
 
 
 def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> None:
@@ -73,7 +159,7 @@ def _hint(name: str, valid: list[str], what: str) -> str:
 def flag(name: str, value: object) -> bool:
     """The value of a keyword that is True or False; a string such as "false" is neither."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} {value!r}: True or False")
+        raise ConfigError(f"{name} {shown(value)}: True or False")
     return value
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import SchemaError
-from .keywords import nearest, reject_unknown, shown
+from .keywords import nearest, reject_unknown, shown, whole_repr
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{
@@ -55,9 +55,9 @@ def dtype_name(dtype: object, *, attribute: str = "") -> str:
         raise SchemaError(f"{where}{_NOT_YET.format(dtype=getattr(dtype, '__name__', dtype))}")
     try:
         resolved = np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError):  # numpy's, which show it
         text = str(dtype)
-        raise SchemaError(f"{where}unknown dtype {text!r}{nearest(text, DTYPES)}") from error
+        raise SchemaError(f"{where}unknown dtype {shown(text)}{nearest(text, DTYPES)}") from None
     if resolved.kind in "SUOT" or resolved.subdtype is not None:
         raise SchemaError(f"{where}{_NOT_YET.format(dtype=resolved.name)}")
     if resolved.name not in DTYPES:
@@ -100,6 +100,10 @@ class Attribute:
                 f"attribute {name!r}: rows of shape {shown(self.shape)} are too large"
             )
 
+    @whole_repr
+    def __repr__(self) -> str:
+        return f"Attribute(name={self.name!r}, dtype={self.dtype!r}, shape={self.shape!r})"
+
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The numpy dtype of its values in memory."""
@@ -123,14 +127,14 @@ class Attribute:
 def _row_shape(shape: object, name: str) -> tuple[int, ...]:
     if shape is None or isinstance(shape, (str, bytes)):
         raise SchemaError(
-            f"attribute {name!r}: shape {shape!r}: variable-length rows are not there yet; "
+            f"attribute {name!r}: shape {shown(shape)}: variable-length rows are not there yet; "
             "give the shape of one row as a tuple, () for a scalar"
         )
     try:
         axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)  # type: ignore[arg-type]
     except TypeError:
         raise SchemaError(
-            f"attribute {name!r}: shape {shape!r}: a tuple of whole numbers, () for a scalar"
+            f"attribute {name!r}: shape {shown(shape)}: a tuple of whole numbers, () for a scalar"
         ) from None
     whole = [isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes]
     if any(a is None or (is_whole and a == -1) for a, is_whole in zip(axes, whole, strict=True)):
@@ -271,5 +275,7 @@ def _attribute(item: Attribute | Sequence[Any]) -> Attribute:
     if isinstance(item, Attribute):
         return item
     if isinstance(item, str) or not isinstance(item, Sequence) or not 2 <= len(item) <= 3:
-        raise SchemaError(f"an attribute is Attribute(...) or (name, dtype[, shape]), not {item!r}")
+        raise SchemaError(
+            f"an attribute is Attribute(...) or (name, dtype[, shape]), not {shown(item)}"
+        )
     return Attribute(*item)

@@ -81,8 +81,11 @@ class DataLoader(loader.DataLoader):
 
     def _rows_of_a_batch(self) -> int | None:
         """Rows of every batch; None where the last one may have fewer."""
-        partition = self._partition(0 if self._resume is None else self._resume.rows)
-        beyond = {count % partition.global_size for count in (partition.num_rows, partition.start)}
+        partitions = [self._partition(0)]
+        if self._resume is not None:
+            state, reader = self._resume
+            partitions.append(reader._partition(state.rows))
+        beyond = {n % p.global_size for p in partitions for n in (p.num_rows, p.start)}
         return None if self._last_batch == "partial" and beyond != {0} else self._batch_size
 
     def _new_memory(self) -> Memory:

@@ -26,6 +26,7 @@ from storage_loader import (
     DataLoader,
     DataSaver,
     Dataset,
+    UnreadableDataset,
     collect_garbage,
     commit_log,
     drop_commit,
@@ -577,13 +578,41 @@ def test_a_malformed_commit_is_refused(mutate: Callable[[Any], None], message: s
     assert message in str(caught.value)
 
 
-NO_JSON = [b"", b"{", b"[]", b"null", b"5", b"\xff", b'{"format": 1', b"[" * 100_000]
+NO_JSON = [
+    b'{"format": 1, "info": 1e999}',
+    b'{"format": 1, "info": [-1E400]}',
+    b'{"format": 1, "info": "\\ud800"}',
+    b'{"format": 1, "\\uDFFF": 1}',
+    b'{"format": 1, "info": ["\\udc00\\ud800"]}',
+    b'{"format": 1' + b"0" * 5000 + b"}",
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"5",
+    b"\xff",
+    b'{"format": 1',
+    b"[" * 100_000,
+]
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:20]))
 def test_bytes_that_are_no_json_object_are_no_commit(body: bytes) -> None:
     with pytest.raises(FormatError, match=r"^here: (not JSON: |a JSON object is needed$)"):
         Commit.from_bytes(body, SCHEMA, place="here")
+
+
+@pytest.mark.parametrize(
+    ("info", "read"),
+    [
+        (rb'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (rb'{"a": "\\ud800"}', {"a": r"\ud800"}),
+        (b'{"a": [1e308, -1.5, 5e-324, 1e-999]}', {"a": [1e308, -1.5, 5e-324, 0.0]}),
+    ],
+)
+def test_what_people_write_into_a_commit_is_read(info: bytes, read: dict[str, Any]) -> None:
+    body = canonical_json({**a_commit(), "info": "HERE"}).replace(b'"HERE"', info)
+    assert Commit.from_bytes(body, SCHEMA, place="here").info == read
 
 
 def test_columns_may_not_overlap() -> None:
@@ -736,7 +765,10 @@ WRONG_DATASETS: list[tuple[Callable[[Any], None], str]] = [
     (put("additional", "split", ["a"]), "additional['split'] = ['a']: a JSON scalar is needed"),
     (put("additional", "split", float("nan")), "not JSON: NaN is no number of JSON"),
     (put("additional", "split", 10**400), "this describes another dataset"),
-    (put("additional", "split", "\ud800"), "additional: text that is not valid Unicode"),
+    (
+        put("additional", "split", "\ud800"),
+        "not JSON: a text holds half a character",
+    ),
     (put("attributes", {}), "attributes: a list, not dict"),
     (put("attributes", []), "a dataset needs at least one attribute"),
     (put("attributes", 0, "image"), "an attribute is an object, not 'image'"),
@@ -763,11 +795,15 @@ def test_a_malformed_dataset_json_is_refused(
     assert Catalog(the_config).require_schema() == SCHEMA
     mutate(value)
     MemoryStore(memory["storage"]).put(key, json.dumps(value).encode())
-    for read in (Catalog(the_config).require_schema, lambda: list_datasets(**memory)):
-        with pytest.raises(FormatError) as caught:
-            read()
-        assert str(caught.value).startswith(f"{memory['storage']}/{key}: ")
-        assert message in str(caught.value)
+    with pytest.raises(FormatError) as caught:
+        Catalog(the_config).require_schema()
+    found: list[UnreadableDataset] = []
+    assert list_datasets(**memory, unreadable=found.append) == []
+    assert [(one.prefix, one.config) for one in found] == [(the_config.dataset_prefix, None)]
+    for error in (caught.value, found[0].error):
+        assert isinstance(error, FormatError)
+        assert str(error).startswith(f"{memory['storage']}/{key}: ")
+        assert message in str(error)
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:20]))
@@ -1194,8 +1230,8 @@ def test_datasets_of_one_name_are_listed_whatever_the_others_are(folder: dict[st
     save(config(folder, "bad"), make([1]))
     [path] = Path(folder["storage"]).rglob("bad/*/dataset.json")
     path.write_text("{}")
-    with pytest.raises(FormatError, match=f"^file://{path}: format None"):
-        list_datasets(**folder)
+    with pytest.warns(RuntimeWarning, match=f"file://{path}: format None"):
+        assert [i.num_rows for i in list_datasets(**folder)] == [1]
     assert [i.num_rows for i in list_datasets(**folder, name="good")] == [1]
     assert list_datasets(**folder, name="goo") == []
     assert list_datasets(**folder, name="good", where={"split": "test"}) == []

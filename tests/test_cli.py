@@ -14,9 +14,9 @@ from faulty import watch
 from rows import config, make, stored
 
 import storage_loader
-from storage_loader import Attribute, DataConfig, list_datasets, save
+from storage_loader import Attribute, DataConfig, UnreadableDataset, list_datasets, save
 from storage_loader.cli import cli, main
-from storage_loader.errors import DatasetNotFoundError
+from storage_loader.errors import DatasetNotFoundError, FormatError, StoreConnectionError
 
 
 def run(*words: str, input: str | None = None) -> Result:
@@ -217,14 +217,140 @@ def test_errors_are_one_line(
     assert said("ls", filled, "--endpoint", "http://x") == (
         f"error: endpoint is for s3:// storage, not for 'file://{filled}'\n"
     )
-    path = next(Path(filled).rglob("other/*/dataset.json"))
-    path.write_text("{}")
-    assert said("ls", filled).startswith(f"error: file://{path}: format None;")
     module = [sys.executable, "-m", "storage_loader", "info", filled, "absent"]
     done = subprocess.run(module, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
     assert "rows in 1 objects" in run("info", filled, "rows", "-w", "split=test").stdout
+
+
+# What cannot be read
+
+
+def broken(the_config: DataConfig, what: str) -> Path:
+    """A file of the dataset, which from now on is no JSON."""
+    place = Path(the_config.storage.removeprefix("file://")) / the_config.dataset_prefix
+    path = next(place.glob(what))
+    path.write_text("{}")
+    return path
+
+
+def trees(storage: str) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(Path(storage).rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("what", ["dataset.json", "metadata/*.json"])
+def test_ls_goes_on_after_what_cannot_be_read(filled: str, what: str) -> None:
+    bad = config({"storage": filled}, additional={"split": "test", "version": 1})
+    path = broken(bad, what)
+    result = run("ls", filled)
+    assert result.exit_code == 1
+    known = what != "dataset.json"
+    lines = [line.split() for line in result.stdout.splitlines()[1:]]
+    assert sorted(lines) == sorted(
+        [
+            ["other", "-", "2", "1", *lines[0][4:]],
+            ["rows", "split=train", "version=1", "1,200", "1", *lines[1][5:]],
+            ["rows", *(["split=test", "version=1"] if known else [f"({path.parts[-2]})"])]
+            + ["-", "-", "cannot", "be", "read"],
+        ]
+    )
+    assert result.stderr.startswith(f"error: file://{path}: format None;")
+    assert result.stderr.count("\n") == 1
+    # Conditions that it does not meet leave it out, where it is known whether it does.
+    result = run("ls", filled, "--where", "split=train")
+    assert "1,200" in result.stdout
+    assert result.exit_code == (0 if known else 1)
+    assert ("cannot be read" in result.stdout) is not known
+
+
+@pytest.mark.parametrize("what", ["dataset.json", "metadata/*.json"])
+def test_others_of_a_name_are_found_beside_one_that_cannot_be_read(
+    filled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+) -> None:
+    bad = config({"storage": filled}, additional={"split": "test", "version": 1})
+    good = config({"storage": filled}, additional={"split": "train", "version": 1})
+    path = broken(bad, what)
+    which = [filled, "rows", "--where", "split=train"]
+    assert run("info", *which).stdout.splitlines()[3].startswith("1,200 rows in 1 objects")
+    assert run("info", filled, good.dataset_prefix).stdout == run("info", *which).stdout
+    assert run("log", *which).exit_code == run("verify", *which).exit_code == 0
+    # Without a condition it is not guessed which one is meant.
+    before = trees(filled)
+    said = failing(monkeypatch, capsys, "rm", filled, "rows", "-y")
+    assert said.startswith("error: 'rows' exists 2 times, say which one:\n")
+    assert "\n  --where split=train --where version=1\n" in said
+    if what == "dataset.json":
+        assert f"\n  {bad.dataset_prefix}, which cannot be read: file://{path}: format None" in said
+        assert failing(monkeypatch, capsys, "info", filled, bad.dataset_prefix).startswith(
+            f"error: file://{path}: format None;"
+        )
+    with pytest.raises(DatasetNotFoundError, match="'rows' exists with additional: "):
+        storage_loader.Dataset(config({"storage": filled}, additional={"no": "such"})).open()
+    assert trees(filled) == before
+    assert "removed 1,200 rows of rows" in run("rm", *which, "-y").stdout
+    assert trees(filled) == {p: b for p, b in before.items() if good.dataset_prefix not in p}
+
+
+@pytest.mark.parametrize("what", ["dataset.json", "metadata/*.json"])
+def test_what_cannot_be_read_is_removed(filled: str, what: str) -> None:
+    bad = config({"storage": filled}, additional={"split": "test", "version": 1})
+    broken(bad, what)
+    before = trees(filled)
+    for name, where in (
+        (bad.dataset_prefix, []),
+        *([] if what == "dataset.json" else [("rows", ["-w", "split=test"])]),
+    ):
+        result = run("rm", filled, name, *where, input="n\n")
+        assert result.exit_code == 1
+        assert "which cannot be read (file://" in result.output
+        assert trees(filled) == before
+    assert run("rm", filled, bad.dataset_prefix, "-y").stdout.startswith("removed rows")
+    assert trees(filled) == {p: b for p, b in before.items() if bad.dataset_prefix not in p}
+    only = config({"storage": filled}, "other")
+    broken(only, what)
+    assert run("rm", filled, "other", "-y").stdout.startswith("removed other")
+    assert [i.config.dataset_name for i in list_datasets(filled)] == ["rows"]
+
+
+def test_a_listing_warns_of_what_it_leaves_out(filled: str) -> None:
+    for the_config, what in (
+        (config({"storage": filled}, "other"), "dataset.json"),
+        (config({"storage": filled}, additional={"split": "test", "version": 1}), "metadata/*"),
+    ):
+        path = broken(the_config, what)
+        with pytest.warns(RuntimeWarning, match="cannot be read: ") as warned:
+            infos = list_datasets(filled)
+        assert the_config.dataset_prefix not in [i.config.dataset_prefix for i in infos]
+        assert f"{the_config.dataset_prefix} is left out" in str(warned[-1].message)
+        assert str(path) in "".join(str(w.message) for w in warned)
+        assert all(w.filename == __file__ for w in warned)
+    found: list[UnreadableDataset] = []
+    [info] = list_datasets(filled, unreadable=found.append)
+    assert info.config.additional["split"] == "train"
+    assert [(one.name, one.config is None) for one in found] == [("other", True), ("rows", False)]
+    assert all(isinstance(one.error, FormatError) for one in found)
+    found[0].delete()
+    assert [one.name for one in found] == ["other", "rows"]
+    assert not list(Path(filled).glob("other/*/dataset.json"))
+
+
+def test_a_storage_that_fails_is_an_error_and_no_dataset_of_it(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each dataset would take its time to fail."""
+    stores = watch(monkeypatch)
+
+    def fails(self: Any, key: str, **how: Any) -> Any:
+        raise StoreConnectionError(f"get {key}: no connection")
+
+    run("ls", filled)
+    monkeypatch.setattr(type(stores[0]), "get", fails)
+    with pytest.raises(StoreConnectionError):
+        run("ls", filled)
 
 
 def test_wrong_words_are_explained() -> None:

@@ -117,7 +117,7 @@ def test_numpy_scalars_become_json_scalars() -> None:
     [
         ([("a", 1)], "additional: a dict of JSON scalars, not list"),
         ("split", "additional: a dict of JSON scalars, not str"),
-        ({1: "a"}, "additional: keys are non-empty strings, not 1"),
+        ({1: "a"}, "additional: keys are non-empty strings, not int"),
         ({"": "a"}, "additional: keys are non-empty strings, not ''"),
         ({"a": [1]}, "additional['a'] = [1]: a JSON scalar is needed (str, int, finite float,"),
         ({"a": {"b": 1}}, "additional['a'] = {'b': 1}: a JSON scalar is needed"),

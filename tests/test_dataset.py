@@ -193,7 +193,7 @@ def test_wrong_attributes(hundred: DataConfig) -> None:
 
 
 def test_wrong_arguments(hundred: DataConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^Dataset takes a DataConfig, not 'rows'$"):
+    with pytest.raises(ConfigError, match=r"^Dataset takes a DataConfig, not str$"):
         Dataset("rows")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^transform: a function of the batch, not 5$"):
         Dataset(hundred, transform=5)  # type: ignore[arg-type]

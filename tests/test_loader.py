@@ -335,7 +335,7 @@ def test_the_spec_says_what_a_batch_holds(hundred: DataConfig) -> None:
 
 
 def test_wrong_arguments(hundred: DataConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^DataLoader takes a DataConfig, not 'rows'$"):
+    with pytest.raises(ConfigError, match=r"^DataLoader takes a DataConfig, not str$"):
         DataLoader("rows")  # type: ignore[arg-type]
     for name, least, wrongs in [
         ("batch_size", 1, [0, -1, 2.0, "4", True]),

@@ -346,13 +346,54 @@ def test_after_an_append_the_old_rows_go_on(memory: dict[str, str], shuffle: Any
     with DataSaver(the_config) as saver:
         saver(make(range(COUNT, COUNT + 30)))
     other = DataLoader(the_config, batch_size=5, shuffle=shuffle, **ORDER)
-    assert other.num_rows == COUNT + 30  # opened at the newest first
-    other.load_state_dict(state)
-    assert other.num_rows == COUNT
-    assert numbers_in(other) == expected[0][8:]
-    assert numbers_in(other) == expected[1]
-    assert str(other.version) == str(loader.version)
-    assert DataLoader(the_config).num_rows == COUNT + 30
+    following = epochs_of(the_config, shuffle)
+    for is_open in (True, False):
+        other = DataLoader(the_config, batch_size=5, shuffle=shuffle, **ORDER)
+        if is_open:
+            assert other.num_rows == COUNT + 30
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert (other.num_rows, len(other)) == (COUNT + 30, 16)
+        assert numbers_in(other) == expected[0][8:]
+        assert numbers_in(other) == following[1]
+        assert (other.num_rows, len(other)) == (COUNT + 30, 16)
+        assert str(other.version) == str(DataLoader(the_config).version)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_iterations_of_two_versions_do_not_mix(folder: dict[str, str], num_workers: int) -> None:
+    """One that was resumed runs on while another has begun, and its workers end with it."""
+    the_config = fill(folder)
+    before = DataLoader(the_config, batch_size=8, shuffle=True, **ORDER)
+    next(iter(before))
+    state = before.state_dict()
+    expected = epochs_of(the_config, True)[0]
+    save(the_config, make(range(COUNT, 2 * COUNT)))
+    loader = DataLoader(the_config, batch_size=8, shuffle=True, num_workers=num_workers, **ORDER)
+    loader.load_state_dict(state)
+    resumed, seen = iter(loader), expected[:8]
+    seen += numbers_of(next(resumed))
+    other, others = iter(loader), []
+    for batch in resumed:
+        seen += numbers_of(batch)
+        others += numbers_of(next(other))
+        at = loader.state_dict()
+        assert (at["epoch"], at["rows"]) == (1, len(others))
+    del resumed
+    others += numbers_in(other)
+    assert seen == expected
+    assert others == epochs_of(the_config, True)[1]
+
+
+def test_a_state_of_an_epoch_that_is_over_says_which_comes_next(memory: dict[str, str]) -> None:
+    """Nothing of that one was read at the state's version, so it is of the newest."""
+    the_config = fill(memory)
+    loader = DataLoader(the_config, batch_size=8, shuffle=True, **ORDER)
+    list(loader)
+    save(the_config, make(range(COUNT, COUNT + 30)))
+    other = DataLoader(the_config, batch_size=8, shuffle=True, **{**ORDER, "seed": 99})
+    other.load_state_dict(through_json(loader.state_dict()))
+    assert numbers_in(other) == epochs_of(the_config, True)[1]
 
 
 def test_after_a_refresh_the_old_rows_go_on(memory: dict[str, str]) -> None:
@@ -496,6 +537,7 @@ def test_another_seed_is_taken_from_the_state(fifty: DataConfig) -> None:
     other = DataLoader(fifty, shuffle=True, batch_size=8, **{**ORDER, "seed": 99})
     other.load_state_dict(one.state_dict())
     assert numbers_in(other) == epochs_of(fifty, True)[0][8:]
+    assert numbers_in(other) == epochs_of(fifty, True)[1]
 
 
 def test_another_dataset_is_refused(memory: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import http.server
 import ipaddress
+import json
 import logging
 import pickle
 import ssl
@@ -22,8 +23,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from rows import config, make, numbers_in
 
-from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, list_datasets
-from storage_loader.errors import StorageLoaderError, StoreConnectionError, StoreError
+from storage_loader import (
+    Attribute,
+    DataConfig,
+    DataLoader,
+    DataSaver,
+    Dataset,
+    collect_garbage,
+    commit_log,
+    delete,
+    drop_commit,
+    list_datasets,
+    save,
+    split,
+    verify_dataset,
+)
+from storage_loader.catalog import dataset_info
+from storage_loader.credentials import Credentials
+from storage_loader.errors import ConfigError, StorageLoaderError, StoreConnectionError, StoreError
+from storage_loader.keywords import shown
 from storage_loader.store import Store
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
@@ -126,6 +144,187 @@ def test_long_keys_are_taken_out_however_they_are_written(monkeypatch: pytest.Mo
         if "raise_mapped" not in text and "said" not in text:  # a traceback shows source lines
             assert secret not in text
     assert secret not in str(error.__cause__)
+
+
+# Keys where they do not belong
+
+
+SECRET = "wJalrXUt/nFEMIbPxRfiCY+KEYEXAMPLE"
+ACCESS = "AKIAIOSFODNN7EXAMPLE"
+SETTINGS = {"storage": "s3://bucket", "access_key": ACCESS, "secret_key": SECRET}
+IN_A_URL = [
+    f"s3:/{ACCESS}:{SECRET}@b",
+    f"s3://{ACCESS}:{SECRET}@bucket/prefix",
+    f"s3:{ACCESS}:{SECRET}@bucket",
+    f"s3://{ACCESS}:{SECRET}/bucket",
+    f"s3://b?secret_key={SECRET}",
+    f"s3://bucket/prefix?secret_key={SECRET}&access_key={ACCESS}",
+    f"s3://bucket/prefix?region=x&aws_secret_access_key={SECRET}",
+    f"s3a://{ACCESS}:{SECRET}@bucket",
+    f"https://{ACCESS}:{SECRET}@host/bucket",
+    f"https://host/bucket?X-Amz-Credential={ACCESS}&X-Amz-Signature={SECRET}",
+    f"s3:/b?secret_key={SECRET}",
+    f"file://host?secret_key={SECRET}",
+    f"memory://?secret_key={SECRET}",
+]
+KEYS = {"access_key": ACCESS, "secret_key": SECRET}
+TAKERS: dict[str, Any] = {
+    "DataLoader": DataLoader,
+    "Dataset": Dataset,
+    "DataSaver": DataSaver,
+    "save": lambda config: save(config, {}),
+    "delete": delete,
+    "verify_dataset": verify_dataset,
+    "collect_garbage": collect_garbage,
+    "commit_log": commit_log,
+    "drop_commit": lambda config: drop_commit(config, "x"),
+    "split": lambda config: split(config, [0.5, 0.5]),
+    "dataset_info": dataset_info,
+}
+
+
+def assert_hidden(error: BaseException) -> None:
+    """Frames of this file hold the secret by the test's own hand; what errors hold is asserted."""
+    one: BaseException | None = error
+    while one is not None:
+        for text in (str(one), repr(one), repr(one.args), repr(vars(one))):
+            for part in (SECRET, SECRET.split("/")[1], ACCESS):
+                assert part not in text
+        one = one.__cause__ or one.__context__
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dataset_name": "x", **SETTINGS},
+        [SETTINGS],
+        ("x", {"nested": {"deep": SETTINGS}}),
+        json.dumps(SETTINGS),
+        f"s3://{ACCESS}:{SECRET}@bucket",
+    ],
+    ids=["dict", "list", "nested", "json", "url"],
+)
+def test_what_is_given_instead_of_a_config_is_not_shown(taker: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"takes a DataConfig, not {type(given).__name__}$") as e:
+        TAKERS[taker](given)
+    assert_hidden(e.value)
+
+
+@pytest.mark.parametrize("url", IN_A_URL)
+def test_keys_in_a_url_are_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(make: Any) -> None:
+        with pytest.raises(StorageLoaderError) as caught:
+            make()
+        assert_hidden(caught.value)
+
+    refused(lambda: DataConfig("x", storage=url))
+    refused(lambda: DataConfig.from_json(json.dumps({"dataset_name": "x", "storage": url})))
+    refused(lambda: list_datasets(url))
+    refused(lambda: DataConfig("x", storage="s3://bucket", endpoint=url))
+    refused(lambda: DataConfig("x", storage="s3://bucket", endpoint=url, secure=True))
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", url)
+    refused(lambda: DataConfig("x"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    refused(lambda: S3Place.of(DataConfig("x", storage="s3://bucket")))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        DataConfig,
+        lambda v: DataConfig("x", storage=v),
+        lambda v: DataConfig("x", attributes=[v]),
+        lambda v: DataConfig("x", attributes=[("a", v)]),
+        lambda v: DataConfig("x", attributes=[("a", "int8", v)]),
+        lambda v: DataConfig("x", additional={"a": v}),
+        lambda v: DataConfig("x", additional={"secret_key": [SECRET]}),
+        lambda v: DataConfig("x", additional=[v]),
+        lambda v: DataConfig("x", additional={(SECRET,): 1}),
+        lambda v: DataConfig("x", storage="s3://bucket", endpoint=v),
+        lambda v: DataConfig("x", storage="s3://bucket", region=v),
+        lambda v: DataConfig("x", storage="s3://bucket", secure=v),
+        lambda v: DataConfig("x", credentials=v),
+        lambda v: DataConfig("x", max_object_size=v),
+        lambda v: DataConfig("x", timeout=v),
+        lambda v: DataConfig("x", deadline=v),
+        lambda v: DataConfig.from_json(json.dumps(SETTINGS)),
+        lambda v: DataConfig.from_json(json.dumps(SETTINGS)[:-1]),
+        lambda v: DataConfig.from_json(json.dumps(SETTINGS)[:-1].encode() + b"\xff"),
+        lambda v: DataConfig.from_json(json.dumps({"dataset_name": v})),
+        lambda v: DataConfig.from_json(json.dumps({"dataset_name": "x", "attributes": v})),
+        lambda v: DataConfig.from_json(json.dumps({"dataset_name": "x", "attributes": [v]})),
+        list_datasets,
+        lambda v: list_datasets("memory://x", name=v),
+        lambda v: list_datasets("memory://x", where=[v]),
+        lambda v: DataLoader(config({"storage": "memory://x"}), batch_size=v),
+        lambda v: DataLoader(config({"storage": "memory://x"}), shuffle=v),
+        lambda v: DataLoader(config({"storage": "memory://x"}), last_batch=v),
+        lambda v: DataLoader(config({"storage": "memory://x"}), extras=[v]),
+        lambda v: DataLoader(config({"storage": "memory://x"}), transform=v),
+        lambda v: DataLoader(config({"storage": "memory://x"}), cache_dir=v),
+        lambda v: DataLoader(config({"storage": "memory://x"}), verify=v),
+        lambda v: DataLoader(config({"storage": "memory://x"})).load_state_dict(v),
+        lambda v: DataSaver(config({"storage": "memory://x"}), writer=v),
+        lambda v: DataSaver(config({"storage": "memory://x"}), num_worker_threads=v),
+        lambda v: DataSaver(config({"storage": "memory://x"}), commit_every=v),
+        lambda v: DataSaver(config({"storage": "memory://x"}), refresh=v),
+        lambda v: collect_garbage(config({"storage": "memory://x"}), grace=v),
+        lambda v: verify_dataset(config({"storage": "memory://x"}), num_threads=v),
+    ],
+)
+def test_settings_in_the_place_of_a_value_are_not_shown(make: Any) -> None:
+    with pytest.raises(StorageLoaderError) as caught:
+        make({"nested": [SETTINGS], **SETTINGS})
+    assert_hidden(caught.value)
+
+
+def test_a_wrong_value_is_shown_where_it_holds_no_key() -> None:
+    for value, text in [
+        ({"a": 1, "access_key": None}, "{'a': 1, 'access_key': ***}"),
+        ({"token": "t", "max_tokens": 5}, "{'max_tokens': ***, 'token': ***}"),
+        ("s3://bucket/a@b", "'s3://***@b'"),
+        ("http://127.0.0.1:9000/x", "'http://127.0.0.1:9000/x'"),
+        ("a folder/with: a colon", "'a folder/with: a colon'"),
+    ]:
+        assert shown(value) == text
+
+
+# Objects that were not made
+
+
+def test_what_could_not_be_made_has_a_repr() -> None:
+    """A debugger asks for it, and so does what prints the frames of a traceback."""
+    the_config = config({"storage": "memory://half-made"})
+    for kind, wrong in [
+        (DataConfig, {"dataset_name": "a/b"}),
+        (Attribute, {"name": "/", "dtype": "int8"}),
+        (Attribute, {"name": "a", "dtype": "no such"}),
+        (DataLoader, {"config": the_config, "shuffle": 3}),
+        (DataLoader, {"config": the_config, "index": 3}),
+        (DataLoader, {"config": None}),
+        (Dataset, {"config": None}),
+        (Dataset, {"config": the_config, "as_tuple": 3}),
+        (DataSaver, {"config": None}),
+        (DataSaver, {"config": the_config, "refresh": 3}),
+        (DataSaver, {"config": the_config, "commit_every": "x"}),
+        (Credentials, {"access_key": SECRET, "secret_key": ""}),
+    ]:
+        half = kind.__new__(kind)
+        assert kind.__name__ in repr(half)
+        with pytest.raises(StorageLoaderError):
+            half.__init__(**wrong)
+        assert kind.__name__ in repr(half)
+        assert SECRET not in repr(half)
+
+
+def test_what_is_made_has_the_repr_of_its_values() -> None:
+    made = DataConfig("x", [("a", "int8")], {"k": 1}, "s3://bucket", **KEYS)
+    assert repr(made) == (
+        "DataConfig(dataset_name='x', attributes=(Attribute(name='a', dtype='int8', shape=()),), "
+        "additional=mappingproxy({'k': 1}), storage='s3://bucket', endpoint=None, secure=None, "
+        "region=None, compressor=None, max_object_size=67108864, timeout=20.0, deadline=120.0)"
+    )
 
 
 # TLS

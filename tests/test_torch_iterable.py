@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import storage_loader
 from storage_loader import DataConfig, save
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
+from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
 from storage_loader.loader.partition import LAST_BATCH, Partition
 from storage_loader.torch import DataLoader, IterableDataset
 from storage_loader.torch.epochs import Epochs
@@ -213,6 +213,24 @@ def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
     assert isinstance(IterableDataset(saved), torch.utils.data.IterableDataset)
 
 
+def forges(batch: Any) -> Any:
+    raise ValueError("a\nforged \x1b[31m")
+
+
+def test_an_error_of_torchs_worker_keeps_its_lines(saved: DataConfig) -> None:
+    """Torch makes it anew, with the traceback in its text."""
+    dataset = IterableDataset(saved, batch_size=8, transform=forges)
+    with pytest.raises(TransformError, match="transform failed on rows 0, 1") as caught:
+        next(iter(batches_of(dataset, num_workers=1)))
+    lines = str(caught.value).split("\n")
+    del caught  # and the iterator in its frames, with the worker
+    assert all(line.isprintable() for line in lines)
+    assert "Original Traceback (most recent call last):" in lines
+    ours = [line for line in lines if "transform failed on rows" in line]
+    assert [line.split(": ", 1)[0] for line in ours] == ["storage_loader.errors.TransformError"]
+    assert ours[0].endswith(r"ValueError: a\nforged \x1b[31m")
+
+
 # States
 
 
@@ -297,6 +315,160 @@ def test_a_workers_state_is_for_that_worker(saved: DataConfig) -> None:
         dataset.load_state_dict(state)
 
 
+# A state, and commits since
+
+
+def appended(folder: Any) -> tuple[DataConfig, dict[str, Any]]:
+    """A dataset of 103 rows to which `append` adds 50, and how it is read."""
+    the_config = config(folder, max_object_size=MIN_OBJECT_SIZE)
+    return save_rows(the_config, COUNT, 40, commits=True), {**ORDER, "batch_size": 8}
+
+
+def of_versions(the_config: DataConfig, how: dict[str, Any], count: int) -> list[Any]:
+    """Of each version, oldest first, the epochs."""
+    return [
+        epochs(the_config, count, version=version, **how)
+        for version in (storage_loader.commit_log(the_config)[2].version, None)
+    ]
+
+
+def stateful(the_config: DataConfig, how: dict[str, Any], **torchs: Any) -> StatefulDataLoader:
+    return StatefulDataLoader(IterableDataset(the_config, **how), batch_size=None, **torchs)
+
+
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("after", WORKERS, ids=str)
+@pytest.mark.parametrize("seed", [3, 99])
+def test_a_begun_epoch_ends_at_its_version_and_the_next_is_of_the_newest(
+    folder: Any, after: dict[str, Any], seed: int
+) -> None:
+    the_config, how = appended(folder)
+    before = stateful(the_config, how, num_workers=after.get("num_workers", 0))
+    running = iter(before)
+    seen = rows_of(next(running) for _ in range(3))
+    state = before.state_dict()
+    del running, before
+    save(the_config, make(range(COUNT, COUNT + 50)))
+    old, new = of_versions(the_config, how, 4)
+
+    loader = stateful(the_config, {**how, "seed": seed}, **after)
+    assert len(loader) == 20
+    loader.load_state_dict(state)
+    assert len(loader) == 20
+    assert seen + rows_of(loader) == old[0]
+    assert len(loader) == 20
+    assert [rows_of(loader) for _ in range(2)] == new[1:3]
+    assert len(loader) == 20
+    last = iter(loader)
+    seen = rows_of(next(last) for _ in range(5))
+    state = loader.state_dict()
+    del last, loader
+    save(the_config, make(range(COUNT + 50, COUNT + 60)))
+    loader = stateful(the_config, how, **after)
+    loader.load_state_dict(state)
+    assert seen + rows_of(loader) == new[3]
+    assert sorted(n for b in rows_of(loader) for n in b) == list(range(COUNT + 60))
+    del loader
+
+
+@pytest.mark.parametrize("after", WORKERS, ids=str)
+def test_an_epoch_that_was_over_is_followed_by_one_of_the_newest_version(
+    folder: Any, after: dict[str, Any]
+) -> None:
+    the_config, how = appended(folder)
+    before = stateful(the_config, how, **after)
+    rows = rows_of(before)
+    state = before.state_dict()
+    del before
+    save(the_config, make(range(COUNT, COUNT + 50)))
+    old, new = of_versions(the_config, how, 3)
+    assert rows == old[0]
+    loader = stateful(the_config, how, **after)
+    loader.load_state_dict(state)
+    assert [rows_of(loader) for _ in range(2)] == new[1:3]
+    assert len(loader) == 20
+    del loader
+
+
+@pytest.mark.parametrize("after", WORKERS, ids=str)
+def test_one_of_several_epochs_belongs_to_its_iteration(folder: Any, after: dict[str, Any]) -> None:
+    """What begins at one version ends at it: workers come to an epoch's end one by one."""
+    the_config, how = appended(folder)
+    how["epochs"] = 2
+    before = stateful(the_config, how, **after)
+    running = iter(before)
+    seen = [n for b in rows_of(next(running) for _ in range(13)) for n in b]  # one epoch's
+    state = before.state_dict()
+    del running, before
+    save(the_config, make(range(COUNT, COUNT + 50)))
+    loader = stateful(the_config, how, **after)
+    loader.load_state_dict(state)
+    seen += [n for b in rows_of(loader) for n in b]
+    assert sorted(seen) == sorted([*range(COUNT)] * 2)
+    following = [n for b in rows_of(loader) for n in b]
+    assert sorted(following) == sorted([*range(COUNT + 50)] * 2)
+    del loader
+
+
+@pytest.mark.parametrize("after", WORKERS, ids=str)
+def test_a_state_loaded_before_torch_starts_workers(folder: Any, after: dict[str, Any]) -> None:
+    """Into the dataset itself, under torch's own DataLoader and none."""
+    the_config, how = appended(folder)
+    before = DataLoader(the_config, **how)
+    running = iter(before)
+    seen = rows_of(next(running) for _ in range(3))
+    state = before.state_dict()
+    save(the_config, make(range(COUNT, COUNT + 50)))
+    old, new = of_versions(the_config, how, 3)
+    dataset = IterableDataset(the_config, **{**how, "seed": 99})
+    loader = batches_of(dataset, **after)
+    dataset.load_state_dict(state)
+    assert len(loader) == 20
+    assert seen + rows_of(loader) == old[0]
+    assert dataset.state_dict()["rows"] == 0
+    assert [rows_of(loader) for _ in range(2)] == new[1:3]
+    assert len(loader) == 20
+    del loader
+    torchs = DataLoader(the_config, **{**how, "seed": 99})
+    torchs.load_state_dict(state)
+    assert seen + rows_of(torchs) == old[0]
+    assert [rows_of(torchs) for _ in range(2)] == new[1:3]
+
+
+def test_a_version_that_was_given_is_that_of_later_epochs(folder: Any) -> None:
+    the_config, how = appended(folder)
+    first = storage_loader.commit_log(the_config)[0].version
+    before = stateful(the_config, how, num_workers=2)
+    running = iter(before)
+    seen = rows_of(next(running) for _ in range(3))
+    state = before.state_dict()
+    del running, before
+    [old, *_] = of_versions(the_config, how, 1)
+    loader = stateful(the_config, {**how, "version": first}, num_workers=2)
+    loader.load_state_dict(state)
+    assert seen + rows_of(loader) == old[0]
+    assert rows_of(loader) == epochs(the_config, 2, version=first, **how)[1]
+    assert len(loader) == 5
+    del loader
+
+
+def test_a_seed_that_workers_cannot_share_is_refused(saved: DataConfig) -> None:
+    with pytest.raises(ConfigError, match=r"^seed \d+: at most 9223372036854775807 here"):
+        IterableDataset(saved, seed=2**63)
+    dataset = IterableDataset(saved, seed=2**63 - 1)
+    before = dataset.state_dict()
+    state = DataLoader(saved, seed=2**70).state_dict()
+    with pytest.raises(ConfigError, match=r"^seed \d+: at most"):
+        dataset.load_state_dict(state)
+    assert dataset.state_dict() == before
+
+
 # Epochs that are shared
 
 
@@ -318,4 +490,4 @@ def test_groups_agree_in_any_order() -> None:
     copy = pickle.loads(pickle.dumps(shared))
     copy.next = 99
     assert shared.next != 99
-    assert np.asarray(copy._numbers).shape == (66,)
+    assert np.asarray(copy._numbers).shape == (67,)  # the seed, too

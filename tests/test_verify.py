@@ -33,7 +33,12 @@ from storage_loader import (
 from storage_loader.catalog import Catalog, StoredObject
 from storage_loader.catalog.verify import scanned
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
-from storage_loader.errors import ConfigError, DatasetNotFoundError, VersionNotFoundError
+from storage_loader.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FormatError,
+    VersionNotFoundError,
+)
 from storage_loader.hdf5 import header_problems, template
 from storage_loader.layout import ObjectLayout
 from storage_loader.schema import DTYPES, Schema
@@ -51,6 +56,67 @@ def saved(storage: dict[str, str], name: str = "rows", start: int = 0) -> DataCo
     for first in (start, start + COUNT // 2):
         save(the_config, make(range(first, first + COUNT // 2), ALL))
     return the_config
+
+
+NO_INFO = {
+    "overflows": b"1e999",
+    "overflows below": b'{"a": [-1e999]}',
+    "half a character": rb'"\ud800"',
+    "half a key": rb'{"\udfff": 1}',
+    "digits": b"1" * 5000,
+    "nested": b"[" * 100_000 + b"]" * 100_000,
+}
+
+
+@pytest.mark.parametrize("info", NO_INFO.values(), ids=NO_INFO)
+@pytest.mark.parametrize("what", ["dataset.json", "metadata/*.json"])
+def test_numbers_and_texts_that_are_none_are_problems(
+    folder: dict[str, str], what: str, info: bytes
+) -> None:
+    the_config = config(folder)
+    save(the_config, make(range(3)))
+    root = Path(folder["storage"]) / the_config.dataset_prefix
+    [path] = root.glob(what)
+    value = {**json.loads(path.read_bytes()), "info": "HERE"}
+    path.write_bytes(canonical_json(value).replace(b'"HERE"', info))
+    verified = verify_dataset(the_config)
+    assert len(verified.problems) == 1
+    assert verified.problems[0].what.startswith(f"file://{path}: not JSON: ")
+    with pytest.raises(FormatError, match="not JSON: "):
+        Dataset(the_config).open()
+
+
+@pytest.mark.parametrize("depth", [*range(100, 1000, 30), 2000, 20_000])
+def test_a_nested_info_is_right_or_a_problem(folder: dict[str, str], depth: int) -> None:
+    """However deep the stack is that one of two steps, reading and writing, needs more of."""
+    the_config = config(folder)
+    save(the_config, make(range(3)))
+    path = Path(folder["storage"]) / the_config.dataset_prefix / "dataset.json"
+    body = canonical_json({**json.loads(path.read_bytes()), "info": "HERE"})
+    path.write_bytes(body.replace(b'"HERE"', b"[" * depth + b"]" * depth))
+    verified = verify_dataset(the_config)
+    assert len(verified.problems) <= 1
+    assert verified.num_rows == (0 if verified.problems else 3)
+    for problem in verified.problems:
+        assert str(path) in problem.what
+
+
+def test_dataset_json_is_read_once(folder: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another that takes its place meanwhile is never taken for the one that was checked."""
+    the_config = config(folder)
+    save(the_config, make(range(3)))
+    path = Path(folder["storage"]) / the_config.dataset_prefix / "dataset.json"
+    stores = watch(monkeypatch)
+
+    parse = Catalog.schema_of
+
+    def changing(self: Catalog, data: Any) -> Any:
+        path.write_bytes(b"[" * 100_000)
+        return parse(self, data)
+
+    monkeypatch.setattr(Catalog, "schema_of", changing)
+    assert verify_dataset(the_config).problems == ()
+    assert sum(store.kinds().count("get dataset") for store in stores) == 1
 
 
 @pytest.fixture

@@ -4,7 +4,14 @@ from .catalog import Catalog
 from .commits import Commit, CommitId, live_commits
 from .gc import Collected, Garbage, collect_garbage
 from .history import LoggedCommit, commit_log, drop_commit
-from .listing import DatasetInfo, dataset_info, delete, find_datasets, list_datasets
+from .listing import (
+    DatasetInfo,
+    UnreadableDataset,
+    dataset_info,
+    delete,
+    find_datasets,
+    list_datasets,
+)
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version, rows_text
@@ -23,6 +30,7 @@ __all__ = [
     "Snapshot",
     "StoredObject",
     "StoredObjects",
+    "UnreadableDataset",
     "Verified",
     "Version",
     "collect_garbage",

@@ -7,16 +7,18 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, is_dataset_name
+from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
+    BucketNotFoundError,
     ConfigError,
     DatasetNotFoundError,
+    FolderNotFoundError,
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -37,6 +39,7 @@ from .publication import Publication
 from .snapshot import Snapshot, Version
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
+DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -52,10 +55,14 @@ class StoredCommit:
 class Catalog:
     """The dataset of one config in its store. Safe from many threads and after a fork."""
 
-    def __init__(self, config: DataConfig, store: Store | None = None) -> None:
+    def __init__(
+        self, config: DataConfig, store: Store | None = None, *, prefix: str | None = None
+    ) -> None:
+        """`prefix`: the dataset at this place of the storage, where its identity is not known."""
+        require_config(config, "this")
         self.config = config
         self.store = store or open_store(config)
-        self.prefix = config.dataset_prefix
+        self.prefix = config.dataset_prefix if prefix is None else prefix
 
     @property
     def schema_key(self) -> str:
@@ -67,10 +74,10 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        return self._schema_of(self.store.find(self.schema_key))
+        return self.schema_of(self.store.find(self.schema_key))
 
-    def _schema_of(self, data: memoryview | None) -> Schema | None:
-        """See `read_schema`; `data`: dataset.json."""
+    def schema_of(self, data: memoryview | None) -> Schema | None:
+        """What `read_schema` gives for this dataset.json, None where there is none."""
         if data is None:
             return None
         _, schema = _parse_dataset(bytes(data), self.schema_key, self.store)
@@ -82,17 +89,18 @@ class Catalog:
         differences = schema.differences(stored)
         if differences:
             raise SchemaError(
-                f"dataset {self.config.dataset_name!r} in {self.store.url} has other attributes:"
-                + "".join(f"\n  {line}" for line in differences)
-                + "\nto read it, leave attributes out of the config; to save these, give another "
-                "dataset_name or additional, or delete the dataset first"
+                f"dataset {self.config.dataset_name!r} in {self.store.url} has other attributes:",
+                *(f"  {line}" for line in differences),
+                "to read it, leave attributes out of the config; to save these, give another "
+                "dataset_name or additional, or delete the dataset first",
             )
 
     def require_schema(self) -> Schema:
         """The stored schema; `DatasetNotFoundError`, naming what exists, where there is none."""
-        return self._required(self.read_schema())
+        return self.required(self.read_schema())
 
-    def _required(self, schema: Schema | None) -> Schema:
+    def required(self, schema: Schema | None) -> Schema:
+        """See `require_schema`."""
         if schema is None:
             raise DatasetNotFoundError(
                 f"no dataset {self._described()} in {self.store.url}; {self._existing()}"
@@ -106,10 +114,12 @@ class Catalog:
     def _existing(self) -> str:
         """What the storage holds, for an error: the same name first."""
         name = self.config.dataset_name
-        variants = [identity for identity, _ in stored_datasets(self.store, name=name)]
+        bad: list[str] = []
+        found = stored_datasets(self.store, lambda prefix, error: bad.append(prefix), name=name)
+        variants = [str(identity["additional"]) for identity, _ in found[:_SHOWN]]
+        variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
-            shown = ", ".join(str(v["additional"]) for v in variants[:_SHOWN])
-            return f"{name!r} exists with additional: {shown}"
+            return f"{name!r} exists with additional: {', '.join(variants)}"
         names = list(self.store.list_folders())
         if name in names:
             return (
@@ -316,7 +326,7 @@ class Catalog:
         listing = _Listing(self)
         while True:
             data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
-            schema, ids = self._required(self._schema_of(data)), sorted(self._commits_among(infos))
+            schema, ids = self.required(self.schema_of(data)), sorted(self._commits_among(infos))
             if version is not None:
                 ids = named_ids(version, ids)
             commits = listing.read(schema, ids)
@@ -404,9 +414,15 @@ class _Listing:
 
 
 def stored_datasets(
-    store: Store, *, name: str | None = None
+    store: Store,
+    unreadable: Callable[[str, StorageLoaderError], object],
+    *,
+    name: str | None = None,
 ) -> list[tuple[dict[str, object], Schema]]:
-    """Identity and schema of each dataset in a store, of one name or of all, sorted by name."""
+    """Identity and schema of each dataset in a store, of one name or of all, sorted by name.
+
+    One whose dataset.json cannot be read is left out; `unreadable` gets its prefix and why.
+    """
     names = store.list_folders() if name is None else [name]
     keys = [
         f"{n}/{i}/dataset.json"
@@ -415,19 +431,36 @@ def stored_datasets(
         for i in store.list_folders(n)
         if _DATASET_ID.fullmatch(i)
     ]
-    found = []
-    for key in keys:
-        try:
-            data = store.get(key)
-        except ObjectNotFoundError:
-            continue  # objects of a save that was never committed
-        found.append(_parse_dataset(bytes(data), key, store))
+    read = (_stored_dataset(store, key, unreadable) for key in keys)
+    found = [one for one in read if one is not None]
     return sorted(found, key=lambda item: json.dumps([item[0]["name"], item[0]["additional"]]))
+
+
+def _stored_dataset(
+    store: Store, key: str, unreadable: Callable[[str, StorageLoaderError], object]
+) -> tuple[dict[str, object], Schema] | None:
+    """See `stored_datasets`; `key`: of its dataset.json."""
+    try:
+        return _parse_dataset(bytes(store.get(key)), key, store)
+    except ObjectNotFoundError:
+        return None  # objects of a save that was never committed
+    except (FormatError, StoreError) as error:
+        if is_of_the_storage(error):
+            raise
+        unreadable(key.removesuffix("/dataset.json"), error)
+        return None
+
+
+def is_of_the_storage(error: StorageLoaderError) -> bool:
+    """Whether other datasets cannot be read either, now: each would take as long to fail."""
+    if isinstance(error, (BucketNotFoundError, FolderNotFoundError)):
+        return True
+    return isinstance(error, StoreError) and error.is_transient
 
 
 def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
     place = f"{store.url}/{key}"
-    value = read_json(data, ("name", "additional", "attributes"), place=place)
+    value = read_json(data, DATASET_KEYS, place=place)
     try:
         schema = Schema.from_json(value["attributes"])
         described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
@@ -443,7 +476,7 @@ def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, objec
 def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
     """The commits of a version or list, all of them listed; else `VersionNotFoundError`."""
     if not isinstance(version, (Version, Sequence)):
-        raise ConfigError(f"version {version!r}: a Version, its hash, a commit id, or a list")
+        raise ConfigError(f"version {shown(version)}: a Version, its hash, a commit id, or a list")
     names = version.commits if isinstance(version, Version) else list(version)
     by_name = {str(i): i for i in listed}
     gone = [name for name in names if name not in by_name]
@@ -476,13 +509,15 @@ def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[
         if wanted == commit_id or (not wanted and has_hash(live)):
             gone = [str(i) for i in live if i not in commits]
             if gone:
-                raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
+                raise VersionNotFoundError(
+                    f"version {shown(version)}: its commits are gone: {gone[:5]}"
+                )
             return live
     if has_hash([]):
         return []
     if wanted:
-        raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")
+        raise VersionNotFoundError(f"no version {shown(version)}: that commit is gone or never was")
     raise VersionNotFoundError(
-        f"no version {version!r}: of {len(commits)} commits no state has this hash or is after "
-        "this commit; `storage-loader log` lists them"
+        f"no version {shown(version)}: of {len(commits)} commits no state has this hash or is "
+        "after this commit; `storage-loader log` lists them"
     )

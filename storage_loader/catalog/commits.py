@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from .parse import parse_list, parse_objects
 FORMAT = 1
 LAST_SEQ = 10**11 - 1  # a thousand commits a second for three years; what is above is foreign
 
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a character, as JSON escapes it
 _ID = re.compile(r"(0\d{11})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 
 
@@ -118,7 +120,14 @@ def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, 
     """A JSON object of this format with exactly the `required` keys, `format` and `info`."""
     try:
         # As text: json would take bytes for UTF-16 or UTF-32, too.
-        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+        )
+        if _HALF.search(data):  # unless the other half follows
+            _check_text(value)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{place}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -141,6 +150,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("a key stands twice in one object")
     return value
+
+
+def _check_text(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"a text holds half a character, {half!a}") from error
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is larger than any number that can be read")
+    return number
 
 
 def _constant(name: str) -> None:

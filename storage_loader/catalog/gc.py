@@ -49,7 +49,7 @@ from typing import Literal
 
 from ..config import DataConfig
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown
 from ..store import ObjectInfo, Store
 from .catalog import Catalog, StoredCommit
 from .claims import MARK, mark_key
@@ -112,7 +112,7 @@ def collect_garbage(
     """
     for name, value in (("grace", grace), ("keep", keep)):
         if not isinstance(value, timedelta) or value < timedelta(0):
-            raise ConfigError(f"{name} {value!r}: a timedelta from 0 up")
+            raise ConfigError(f"{name} {shown(value)}: a timedelta from 0 up")
     flag("dry_run", dry_run)
     catalog = Catalog(config)
     planned = _planned(catalog, grace, keep)

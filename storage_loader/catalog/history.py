@@ -11,7 +11,7 @@ from typing import cast
 
 from ..config import DataConfig
 from ..errors import StoreFullError, VersionNotFoundError
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown
 from ..schema import Schema
 from .catalog import Catalog
 from .commits import Commit, CommitId, live_commits, states
@@ -96,7 +96,9 @@ def drop_commit(config: DataConfig, commit: str) -> str:
         state = "is replaced already" if wanted in commits else "is gone or never was"
         if wanted in commits and wanted in commits[wanted].replaces:
             state = "has no rows"
-        raise VersionNotFoundError(f"commit {commit!r} {state}: it is not in the newest version")
+        raise VersionNotFoundError(
+            f"commit {shown(commit)} {state}: it is not in the newest version"
+        )
     dropping = _published(catalog, schema, commits, wanted)
     # Of two that replace a common commit the later id wins: a refresh that was published between
     # our looking and our publishing would lose its rows to one that has none.
@@ -105,7 +107,7 @@ def drop_commit(config: DataConfig, commit: str) -> str:
     if any(wanted in stored[i].commit.replaces for i in earlier):
         catalog.store.delete([catalog.commit_key(dropping)])
         raise VersionNotFoundError(
-            f"commit {commit!r} was replaced meanwhile: it is not in the newest version"
+            f"commit {shown(commit)} was replaced meanwhile: it is not in the newest version"
         )
     return str(dropping)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,14 @@ from ..errors import (
     ConfigError,
     DatasetNotFoundError,
     FolderNotFoundError,
+    FormatError,
+    SchemaError,
+    StorageLoaderError,
+    StoreError,
 )
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown
 from ..store import open_store
-from .catalog import Catalog, stored_datasets
+from .catalog import Catalog, is_of_the_storage, stored_datasets
 from .snapshot import Version
 
 
@@ -33,6 +37,38 @@ class DatasetInfo:
     nbytes: int  # of its objects
 
 
+@dataclass(frozen=True)
+class UnreadableDataset:
+    """A stored dataset of which dataset.json or a commit cannot be read."""
+
+    prefix: str  # its place in the storage, <name>/<id>
+    config: DataConfig | None  # None where dataset.json is what cannot be read
+    place: DataConfig  # any config of the same storage
+    error: StorageLoaderError
+
+    @property
+    def name(self) -> str:
+        """Its `dataset_name`."""
+        return self.prefix.split("/")[0]
+
+    @property
+    def id(self) -> str:
+        """What tells it from others of its name."""
+        return self.prefix.split("/")[1]
+
+    def delete(self) -> None:
+        """Remove it; see `delete`."""
+        Catalog(self.place, prefix=self.prefix).delete()
+
+
+def _warn(one: UnreadableDataset) -> None:
+    warnings.warn(
+        f"dataset {one.prefix} is left out, it cannot be read: {one.error}",
+        RuntimeWarning,
+        stacklevel=4,  # whoever called `list_datasets`, which is decorated
+    )
+
+
 @checked_keywords
 def list_datasets(
     storage: str | os.PathLike[str] | None = None,
@@ -45,12 +81,14 @@ def list_datasets(
     credentials: Provider | None = None,
     secure: bool | None = None,
     region: str | None = None,
+    unreadable: Callable[[UnreadableDataset], object] = _warn,
 ) -> list[DatasetInfo]:
     """The datasets of a storage, sorted by name; `where` keeps those whose `additional` agrees.
 
     With `name` only those of this name are looked at. Takes the storage settings of
     `DataConfig`. A bucket or folder that does not exist holds none only where it is the default
-    one; else `BucketNotFoundError` or `FolderNotFoundError`.
+    one; else `BucketNotFoundError` or `FolderNotFoundError`. Each dataset that cannot be read is
+    handed to `unreadable`, which warns unless told otherwise, and left out.
     """
     settings: dict[str, Any] = {
         "endpoint": endpoint,
@@ -60,11 +98,26 @@ def list_datasets(
         "secure": secure,
         "region": region,
     }
-    infos = []
-    for config in find_datasets(storage, name=name, where=where, **settings):
-        with contextlib.suppress(DatasetNotFoundError):  # deleted since it was listed
-            infos.append(dataset_info(config))
-    return infos
+    bad: list[UnreadableDataset] = []
+    configs = find_datasets(storage, name=name, where=where, unreadable=bad.append, **settings)
+    infos = [_listed_info(config, bad.append) for config in configs]
+    for one in bad:
+        unreadable(one)
+    return [info for info in infos if info is not None]
+
+
+def _listed_info(
+    config: DataConfig, unreadable: Callable[[UnreadableDataset], object]
+) -> DatasetInfo | None:
+    try:
+        return dataset_info(config)
+    except DatasetNotFoundError:
+        return None  # deleted since it was listed
+    except (FormatError, SchemaError, StoreError) as error:
+        if is_of_the_storage(error):
+            raise
+        unreadable(UnreadableDataset(config.dataset_prefix, config, config, error))
+        return None
 
 
 def find_datasets(
@@ -72,21 +125,26 @@ def find_datasets(
     *,
     name: str | None = None,
     where: Mapping[str, JSONScalar] | None = None,
+    unreadable: Callable[[UnreadableDataset], object],
     **settings: Any,
 ) -> list[DataConfig]:
     """The configs of `list_datasets`'s datasets; reads no commit."""
     if where is not None and not isinstance(where, Mapping):
-        raise ConfigError(f"where {where!r}: a dict of values that `additional` has")
+        raise ConfigError(f"where {shown(where)}: a dict of values that `additional` has")
     settings = {"storage": storage, **settings}
-    store = open_store(DataConfig("any" if name is None else name, **settings))
+    place = DataConfig("any" if name is None else name, **settings)
+    store = open_store(place)
+    bad: list[tuple[str, StorageLoaderError]] = []
     try:
-        found = stored_datasets(store, name=name)
-        if not found and (absence := store.absence()):
+        found = stored_datasets(store, lambda *one: bad.append(one), name=name)
+        if not found and not bad and (absence := store.absence()):
             raise FolderNotFoundError(f"list {store.url}: {absence}")
     except (BucketNotFoundError, FolderNotFoundError):
         if storage is not None or os.environ.get(STORAGE_VARIABLE):
             raise
         return []
+    for prefix, error in bad:
+        unreadable(UnreadableDataset(prefix, None, place, error))
     configs = []
     for identity, schema in found:
         additional: Any = identity["additional"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +18,12 @@ import xxhash
 from ..config import DataConfig, canonical_json
 from ..errors import ConfigError, FormatError, ObjectNotFoundError
 from ..hdf5 import header_problems
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
-from .catalog import Catalog, check_named, commits_of, named_ids
-from .commits import Commit, CommitId
+from .catalog import DATASET_KEYS, Catalog, check_named, commits_of, named_ids
+from .commits import Commit, CommitId, read_json
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
 
@@ -90,7 +89,7 @@ def verify_dataset(
     `DatasetNotFoundError`, `VersionNotFoundError`, or `StoreError` where the store fails.
     """
     if type(num_threads) is not int or num_threads < 1:
-        raise ConfigError(f"num_threads {num_threads!r}: at least 1")
+        raise ConfigError(f"num_threads {shown(num_threads)}: at least 1")
     catalog = Catalog(config)
     problems: list[Problem] = []
 
@@ -134,13 +133,18 @@ def verify_dataset(
 def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | None:
     """The schema; None, and a problem, where dataset.json cannot be read."""
     name = catalog.config.dataset_name
+    place = f"{catalog.store.url}/{catalog.schema_key}"
+    found = catalog.store.find(catalog.schema_key)
+    body = b"" if found is None else bytes(found)  # once: another may take its place
     try:
-        schema = catalog.require_schema()
-        body = bytes(catalog.store.get(catalog.schema_key))
-        if canonical_json(json.loads(body)) != body:
-            note(Problem(name, f"{catalog.store.url}/{catalog.schema_key}: not canonical JSON"))
+        schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
+        if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:
+            note(Problem(name, f"{place}: not canonical JSON"))
     except FormatError as error:
         note(Problem(name, str(error)))
+        return None
+    except RecursionError:  # under `info`
+        note(Problem(name, f"{place}: nested too deeply to be canonical JSON"))
         return None
     return schema
 

@@ -9,6 +9,7 @@ import click
 from ..errors import StorageLoaderError
 from .bench import bench_command
 from .look import head_command, info_command, log_command, ls_command
+from .text import echo_error
 from .upkeep import gc_command, rm_command, verify_command
 
 
@@ -45,11 +46,11 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; errors of ours are one line and exit code 1."""
+    """Run the command; errors of ours are printed without a traceback, with exit code 1."""
     try:
         cli()
     except StorageLoaderError as error:
-        click.echo(f"error: {error}", err=True)
+        echo_error(error)
         sys.exit(1)
 
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from ..bench import Measured, measure, plot, require_plot
 from ..loader import DataLoader, Stats
 from ..loader.stats import size_text
-from .text import table
+from .text import echo, table
 from .which import config_at, version_option
 
 
@@ -55,7 +55,7 @@ def bench_command(
     loaded = config_at(config)
     order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
     loader = DataLoader(loaded, shuffle=order, **settings)
-    click.echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")
+    echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")
     measured = Measured()
     try:
         with tqdm(total=loader.num_rows * epochs, unit=" rows", leave=False, disable=None) as bar:

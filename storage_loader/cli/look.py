@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import click
 
-from ..catalog import LoggedCommit, commit_log, dataset_info, list_datasets
+from ..catalog import LoggedCommit, UnreadableDataset, commit_log, dataset_info, list_datasets
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.stats import size_text
-from .text import cell, shown, table
+from .text import cell, echo, echo_error, shown, table
 from .which import agrees, chosen, dataset_arguments, storage_options, version_option, where_option
 
 
@@ -21,24 +23,41 @@ from .which import agrees, chosen, dataset_arguments, storage_options, version_o
 @where_option
 @storage_options
 def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> None:
-    """List the datasets of STORAGE (default: where datasets go by default)."""
-    infos = [i for i in list_datasets(storage, **settings) if agrees(i.config, where)]
+    """List the datasets of STORAGE (default: where datasets go by default).
+
+    For one that cannot be read its row says so, the reason follows, and the exit code is 1.
+    """
+    unreadable: list[UnreadableDataset] = []
+    infos = list_datasets(storage, unreadable=unreadable.append, **settings)
     rows = [
         (
             info.config.dataset_name,
-            " ".join(f"{k}={shown(v)}" for k, v in info.config.additional.items()) or "-",
+            _additional(info.config),
             f"{info.num_rows:,}",
             str(info.num_objects),
             size_text(info.nbytes),
         )
         for info in infos
+        if agrees(info.config, where)
     ]
+    # One whose dataset.json cannot be read may be meant, whatever the conditions are.
+    unreadable = [one for one in unreadable if one.config is None or agrees(one.config, where)]
+    for one in unreadable:
+        additional = f"({one.id})" if one.config is None else _additional(one.config)
+        rows.append((one.name, additional, "-", "-", "cannot be read"))
+    rows.sort(key=itemgetter(0))
     if not rows:
-        click.echo(
-            f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True
-        )
+        echo(f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True)
         return
     table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
+    for one in unreadable:
+        echo_error(one.error)
+    if unreadable:
+        sys.exit(1)
+
+
+def _additional(config: DataConfig) -> str:
+    return " ".join(f"{k}={shown(v)}" for k, v in config.additional.items()) or "-"
 
 
 @click.command("info")
@@ -47,10 +66,10 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
 def info_command(version: str | None, **which: Any) -> None:
     """Describe a dataset."""
     info = dataset_info(chosen(**which), version)
-    click.echo(f"{info.config.dataset_name} in {info.config.storage}")
+    echo(f"{info.config.dataset_name} in {info.config.storage}")
     for key, value in info.config.additional.items():
-        click.echo(f"  {key} = {shown(value)}")
-    click.echo(
+        echo(f"  {key} = {shown(value)}")
+    echo(
         f"{info.num_rows:,} rows in {info.num_objects} objects, {size_text(info.nbytes)}, "
         f"version {info.version} of {len(info.version.commits)} commits"
     )
@@ -101,7 +120,8 @@ def log_command(as_json: bool, **which: Any) -> None:
             }
             for c in log
         ]
-        click.echo(json.dumps(entries, indent=2))
+        for line in json.dumps(entries, indent=2).split("\n"):
+            echo(line)
         return
     rows = [
         (

@@ -1,4 +1,4 @@
-"""What is printed: tables, values in a line of text, and bars."""
+"""What is printed: lines, tables, values in a line of text, and bars. Nothing else prints."""
 
 from __future__ import annotations
 
@@ -12,17 +12,41 @@ import numpy as np
 from tqdm import tqdm
 
 from ..config import JSONScalar
+from ..errors import StorageLoaderError
+from ..text import printable
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print one line, which may hold text from a storage or a server."""
+    click.echo(printable(text), err=err)
+
+
+def echo_beside_bar(text: str) -> None:
+    """The same while a `progress_bar` is shown."""
+    tqdm.write(printable(text))
+
+
+def echo_error(error: StorageLoaderError) -> None:
+    """Print an error of ours."""
+    for line in f"error: {error}".split("\n"):
+        echo(line, err=True)
+
+
+def ask(question: str) -> None:
+    """Go on only if the answer is yes."""
+    click.confirm(printable(question), abort=True)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> None:
     """Print rows of cells below their head; `right`: which columns are aligned there."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
+    lines = [[printable(text) for text in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for row in lines:
         cells = [
             text.rjust(width) if i in right else text.ljust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        click.echo("  ".join(cells).rstrip())
+        echo("  ".join(cells).rstrip())
 
 
 def cell(value: Any) -> str:

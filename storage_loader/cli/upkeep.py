@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from ..catalog import (
     Collected,
+    UnreadableDataset,
     collect_garbage,
     commit_log,
     dataset_info,
@@ -20,9 +20,10 @@ from ..catalog import (
     drop_commit,
     verify_dataset,
 )
+from ..errors import FormatError
 from ..loader.stats import size_text
-from .text import progress_bar, table
-from .which import chosen, dataset_arguments, version_option
+from .text import ask, echo, echo_beside_bar, progress_bar, table
+from .which import chosen, chosen_or_unreadable, dataset_arguments, version_option
 
 
 @click.command("rm")
@@ -33,30 +34,47 @@ def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
     """Remove a dataset with all its versions, or the rows of one commit.
 
     With --commit earlier versions can still be read until gc removes what they need, and what
-    the commit itself replaced stays replaced.
+    the commit itself replaced stays replaced. What cannot be read can be removed.
     """
-    config = chosen(**which)
+    config = chosen_or_unreadable(**which)
+    if isinstance(config, UnreadableDataset):
+        if commit is not None:
+            raise config.error
+        _remove_unreadable(config, yes, which["storage"])
+        return
     name = f"{config.dataset_name} {dict(config.additional)}"
     if commit is not None:
         rows = next((f"{c.num_rows:,} rows" for c in commit_log(config) if c.id == commit), "")
         if rows and not yes:
-            click.confirm(
+            ask(
                 f"drop commit {commit}, {rows}, from {name} in {config.storage}? What it replaced "
-                "stays replaced; earlier versions can be read until gc removes them.",
-                abort=True,
+                "stays replaced; earlier versions can be read until gc removes them."
             )
         dropping = drop_commit(config, commit)
-        click.echo(f"dropped {rows} of {config.dataset_name} by commit {dropping}")
+        echo(f"dropped {rows} of {config.dataset_name} by commit {dropping}")
         return
-    info = dataset_info(config)
+    try:
+        info = dataset_info(config)
+    except FormatError as error:  # of a commit
+        if not yes:
+            ask(f"remove {name}, which cannot be read ({error}), from {config.storage}?")
+        delete(config)
+        echo(f"removed {config.dataset_name} from {config.storage}")
+        return
     if not yes:
-        click.confirm(
+        ask(
             f"remove {name}, {info.num_rows:,} rows ({size_text(info.nbytes)}), from "
-            f"{config.storage}?",
-            abort=True,
+            f"{config.storage}?"
         )
     delete(info.config)
-    click.echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
+    echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
+
+
+def _remove_unreadable(one: UnreadableDataset, yes: bool, storage: str) -> None:
+    if not yes:
+        ask(f"remove {one.prefix}, which cannot be read ({one.error}), from {storage}?")
+    one.delete()
+    echo(f"removed {one.prefix} from {storage}")
 
 
 def _duration(text: str) -> timedelta:
@@ -119,11 +137,11 @@ def verify_command(version: str | None, repair: bool, **which: Any) -> None:
         verified = verify_dataset(
             config,
             version=version,
-            found=lambda problem: tqdm.write(str(problem)),
+            found=lambda problem: echo_beside_bar(str(problem)),
             progress=progress,
         )
     problems = len(verified.problems)
-    click.echo(
+    echo(
         f"{verified.num_rows:,} rows in {verified.num_objects} objects, "
         f"{size_text(verified.nbytes)}, version {verified.version}: {problems or 'no'} "
         f"problem{'' if problems == 1 else 's'}"
@@ -136,11 +154,11 @@ def verify_command(version: str | None, repair: bool, **which: Any) -> None:
 
 def _show_collected(collected: Collected, verb: str) -> None:
     for key in collected.foreign:
-        click.echo(f"left alone, not of this format: {key}", err=True)
+        echo(f"left alone, not of this format: {key}", err=True)
     counts = Counter(_WORDS.get(one.kind, one.kind) for one in collected.garbage)
     kinds = ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
     size = size_text(sum(one.nbytes for one in collected.garbage))
-    click.echo(f"{verb} {kinds}; {size}" if counts else f"{verb} nothing")
+    echo(f"{verb} {kinds}; {size}" if counts else f"{verb} nothing")
 
 
 _WORDS = {"unfinished": "unfinished file"}

@@ -12,7 +12,7 @@ import jax
 from .. import loader
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_settings
+from ..keywords import checked_settings, shown
 from ..loader.memory import AlignedMemory, Memory
 from ..loader.order import Rows
 from ..loader.partition import Partition
@@ -57,7 +57,7 @@ class DataLoader(loader.DataLoader):
         """
         super().__init__(config, **settings)
         if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
-            raise ConfigError(f"sharding {sharding!r}: a jax.sharding.Sharding")
+            raise ConfigError(f"sharding {shown(sharding)}: a jax.sharding.Sharding")
         if sharding is not None and self._single_rows:
             raise ConfigError("sharding is of batches, not of single rows: give batch_size")
         self._given_placing: Placing | None = Placing(sharding)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import LoaderError
 from ..store import Store
+from ..text import printable
 from .cache_file import (
     FULL,
     CacheFile,
@@ -133,7 +134,7 @@ class Cache:
         _log.warning(
             "the cache %s takes no more (%s, or what it holds is in use): data passes through "
             "memory and is fetched again in the next epoch",
-            self._own,
+            printable(str(self._own)),
             limit,
         )
 

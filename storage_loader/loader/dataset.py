@@ -9,7 +9,7 @@ import numpy as np
 
 from ..catalog import Version
 from ..config import DataConfig
-from ..keywords import checked_keywords
+from ..keywords import checked_keywords, shown, whole_repr
 from .order import Rows
 from .view import Transform, View, one_row
 
@@ -74,6 +74,7 @@ class Dataset(View):
         for start in range(0, self.num_rows, step):
             yield from self.rows(range(start, min(start + step, self.num_rows)))
 
+    @whole_repr
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         return f"Dataset({self.config.dataset_name!r} in {self.config.storage}{at})"
@@ -85,7 +86,9 @@ def _row_numbers(index: Any, num_rows: int) -> Rows:
         return np.arange(*index.indices(num_rows), dtype=np.int64)
     numbers = np.asarray(index)
     if numbers.ndim != 1:
-        raise IndexError(f"an index is a row number, a slice, or a list of them, not {index!r}")
+        raise IndexError(
+            f"an index is a row number, a slice, or a list of them, not {shown(index)}"
+        )
     if numbers.dtype == np.bool_:
         if len(numbers) != num_rows:
             raise IndexError(f"a mask of {len(numbers)} entries for {num_rows} rows")

@@ -15,7 +15,7 @@ import numpy as np
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..process import PerProcess
 from .ahead import Ahead, when_it_pays
 from .memory import Memory
@@ -33,6 +33,7 @@ EXTRAS = ("row", "valid")
 DEFAULT_PREFETCH = 256 * 2**20
 
 T = TypeVar("T")
+L = TypeVar("L", bound="DataLoader")
 Result = tuple[int, int, Any]  # a finished batch with its number and rows
 Timed = tuple[T, float, float]  # with the moments when its rows were ready and gathered
 
@@ -110,7 +111,7 @@ class DataLoader(View):
         self._single_rows = batch_size is None
         self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
         if not (isinstance(shuffle, bool) or shuffle == "global"):
-            raise ConfigError(f"shuffle {shuffle!r}: False, True or 'global'")
+            raise ConfigError(f"shuffle {shown(shuffle)}: False, True or 'global'")
         self._shuffle: Shuffle = shuffle
         self._seed = _whole("seed", seed, 0)
         self._last_batch = _last_batch(last_batch, flag("drop_last", drop_last))
@@ -132,8 +133,9 @@ class DataLoader(View):
         # Of the iteration that began or gave a batch last: where it began, and the batch.
         self._given: tuple[State, Partition, int] | None = None
         self._state: State | None = None  # the same where no batch was given
-        self._resume: State | None = None
-        self._order: tuple[Order, Subset] | None = None
+        # A loaded state, which the next iteration goes on from, and what reads that one.
+        self._resume: tuple[State, DataLoader] | None = None
+        self._order: tuple[int, Order, Subset] | None = None  # and the seed it was made with
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         super()._checked(snapshot)
@@ -144,7 +146,10 @@ class DataLoader(View):
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch: of the dataset, or of `subset`."""
+        """Rows of an epoch: of the dataset, or of `subset`.
+
+        As `len` and `version`, that of every epoch but one resumed at another version.
+        """
         return self._ordered()[0].num_rows
 
     def set_epoch(self, epoch: int) -> None:
@@ -154,7 +159,7 @@ class DataLoader(View):
         """
         self._epoch = _whole("epoch", epoch, 0)
         self._given = self._state = None
-        if self._resume is not None and self._resume.epoch != epoch:
+        if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
 
     def __len__(self) -> int:
@@ -168,10 +173,16 @@ class DataLoader(View):
         the next epoch's row 0.
         """
         given = None if self._given is None else self._after(*self._given)
-        return (self._resume or given or self._state or self._start_state()).to_dict()
+        resumed = None if self._resume is None else self._resume[0]
+        return (resumed or given or self._state or self._start_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter` go on with exactly the row after `state`, at its version and seed.
+
+        The version is that of the one iteration which `state` stands in. Where nothing of it
+        was received yet, and from the one after it on, this loader's own is read, as without a
+        state: `version`, or the newest at first use, which this is too. Seed and number of the
+        epoch are counted on from the state's.
 
         On any world_size and batch_size. Raises `LoaderError` for a state of another dataset
         or other order settings, `VersionNotFoundError` where commits of its version are gone;
@@ -179,6 +190,7 @@ class DataLoader(View):
         """
         loaded = State.from_dict(state)
         loaded.check_dataset(self.config.dataset_prefix)
+        self.open()
         snapshot = self._at(loaded.pinned)
         order, subset = self._order_of(snapshot, loaded.seed)
         loaded.check_order(_settings(order, subset))
@@ -187,20 +199,33 @@ class DataLoader(View):
                 f"the state stands at row {loaded.rows} of {order.num_rows} in epoch "
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
-        _close_pools(self._pools)  # their workers read the version of before
-        self._pin(snapshot)
-        self._order = order, subset
+        self._ordered()  # what cannot follow is an error now, not at the end of the epoch
         self._seed = loaded.seed
-        self._resume = loaded
         self._epoch = loaded.epoch
+        if self._has_begun(loaded):
+            self._resume = loaded, self._reading(snapshot)
+        else:
+            self._resume = replace(loaded, version=self._start_state().version), self
+
+    def _has_begun(self, state: State) -> bool:
+        """Whether something of the iteration that a state stands in may have been received."""
+        return state.rows > 0 or state.stop_epoch - state.epoch < self._epochs
+
+    def _reading(self: L, snapshot: Snapshot) -> L:
+        other = super()._reading(snapshot)
+        if other is not self:
+            other._pools = PerProcess()  # its workers end with it
+            weakref.finalize(other, _close_pools, other._pools)
+            other._order = other._resume = None
+        return other
 
     def __iter__(self) -> Iterator[Any]:
-        state = self._resume or self._start_state()
+        state, reader = self._resume or (self._start_state(), self)
         self._resume = None
         self._epoch = state.stop_epoch
         self._given, self._state = None, state
         self._meters = PerProcess()
-        return self._iterate(state, self._meters.get(Meter))
+        return self._iterate(state, reader, self._meters.get(Meter))
 
     @property
     def stats(self) -> Stats:
@@ -208,17 +233,21 @@ class DataLoader(View):
         meter = self._meters.peek()
         return Stats() if meter is None else meter.stats()
 
-    def _iterate(self, state: State, meter: Meter) -> Generator[Any, None, None]:
+    def _iterate(
+        self, state: State, reader: DataLoader, meter: Meter
+    ) -> Generator[Any, None, None]:
         meter.begin(self.schema.row_nbytes, self._counter)
         try:
-            yield from self._epochs_from(state, meter)
+            yield from self._epochs_from(state, reader, meter)
         finally:
             meter.end()
 
-    def _epochs_from(self, state: State, meter: Meter) -> Generator[Any, None, None]:
+    def _epochs_from(
+        self, state: State, reader: DataLoader, meter: Meter
+    ) -> Generator[Any, None, None]:
         while True:
-            epoch = self._epoch_of(state)
-            with closing(self._batches(epoch, meter)) as batches:
+            epoch = reader._epoch_of(state)
+            with closing(reader._batches(epoch, meter)) as batches:
                 for number, rows, batch in batches:
                     self._given = state, epoch.partition, number
                     meter.give(rows)
@@ -322,13 +351,12 @@ class DataLoader(View):
 
     def _next_epoch(self, state: State) -> State:
         epoch = state.epoch + 1
-        stop = max(state.stop_epoch, epoch)
-        return replace(
-            state, epoch=epoch, rows=0, stop_epoch=stop if epoch < stop else epoch + self._epochs
-        )
+        if epoch < state.stop_epoch:
+            return replace(state, epoch=epoch, rows=0)
+        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs)
 
     def _epoch_of(self, state: State) -> Epoch:
-        order, subset = self._ordered()
+        order, subset = self._ordered(state.seed)
         rank, _ = self._ranks()
         return Epoch(state.epoch, order, self._partition(state.rows), rank, subset)
 
@@ -347,11 +375,13 @@ class DataLoader(View):
         """Rank and world_size: as given, else of a process alone."""
         return self._given_ranks or (0, 1)
 
-    def _ordered(self) -> tuple[Order, Subset]:
+    def _ordered(self, seed: int | None = None) -> tuple[Order, Subset]:
         """The order of this version's rows, and which rows they are."""
-        if self._order is None:
-            self._order = self._order_of(self.open(), self._seed)
-        return self._order
+        seed = self._seed if seed is None else seed
+        held = self._order
+        if held is None or held[0] != seed:
+            held = self._order = seed, *self._order_of(self.open(), seed)
+        return held[1:]
 
     def _order_of(self, snapshot: Snapshot, seed: int) -> tuple[Order, Subset]:
         subset = make_subset(self._subset, snapshot.num_rows)
@@ -385,6 +415,7 @@ class DataLoader(View):
         self._meters = PerProcess()
         weakref.finalize(self, _close_pools, self._pools)
 
+    @whole_repr
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         size = None if self._single_rows else self._batch_size
@@ -415,7 +446,7 @@ def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
 
 def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} {value!r}: a whole number from {least} up")
+        raise ConfigError(f"{name} {shown(value)}: a whole number from {least} up")
     return int(value)
 
 
@@ -431,7 +462,7 @@ def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:
             if drop_last and known not in ("partial", "drop"):
                 raise ConfigError(f"drop_last=True contradicts last_batch={known!r}")
             return "drop" if drop_last else known
-    raise ConfigError(f"last_batch {last_batch!r}: one of {', '.join(map(repr, LAST_BATCH))}")
+    raise ConfigError(f"last_batch {shown(last_batch)}: one of {', '.join(map(repr, LAST_BATCH))}")
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
@@ -448,5 +479,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
 
 def _extras(extras: Sequence[str]) -> tuple[str, ...]:
     if isinstance(extras, str) or any(name not in EXTRAS for name in extras):
-        raise ConfigError(f"extras {extras!r}: a list of some of {', '.join(map(repr, EXTRAS))}")
+        raise ConfigError(
+            f"extras {shown(extras)}: a list of some of {', '.join(map(repr, EXTRAS))}"
+        )
     return tuple(extras)

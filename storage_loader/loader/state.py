@@ -44,7 +44,7 @@ class State:
                 raise LoaderError(f"a loader's state lacks {name!r}")
             kind = int if name in _INTEGERS else str
             if type(value[name]) is not kind or (kind is int and value[name] < 0):
-                raise LoaderError(f"a loader's state has {name!r}: {value[name]!r}")
+                raise LoaderError(f"a loader's state has {name!r}: {shown(value[name])}")
         if Version.parse(value["version"]) is None:
             raise LoaderError(
                 f"a loader's state has 'version': {shown(value['version'])}, which no loader wrote"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..keywords import shown
 from .order import Rows
 from .order.permutation import permutation
 
@@ -44,13 +45,13 @@ def make_subset(subset: Any, num_rows: int) -> Subset:
         return Subset(num_rows)
     if isinstance(subset, (float, np.floating)):
         if not 0 <= subset <= 1:
-            raise ConfigError(f"subset {subset!r}: a fraction is from 0.0 to 1.0")
+            raise ConfigError(f"subset {shown(subset)}: a fraction is from 0.0 to 1.0")
         rows = np.arange(round(float(subset) * num_rows))
     elif isinstance(subset, slice):
         rows = np.arange(*subset.indices(num_rows))
     elif isinstance(subset, (str, bytes, int)) or not hasattr(subset, "__len__"):
         raise ConfigError(
-            f"subset {subset!r}: a fraction (float), a slice, a boolean mask or row numbers"
+            f"subset {shown(subset)}: a fraction (float), a slice, a boolean mask or row numbers"
         )
     else:
         rows = _listed(np.asarray(subset), num_rows)
@@ -85,9 +86,9 @@ def split_rows(num_rows: int, fractions: Sequence[float], seed: int) -> list[Row
     except (TypeError, ValueError):
         shares = []
     if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
-        raise ConfigError(f"fractions {fractions!r}: numbers from 0 to 1 whose sum is 1")
+        raise ConfigError(f"fractions {shown(fractions)}: numbers from 0 to 1 whose sum is 1")
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed {seed!r}: a whole number from 0 up")
+        raise ConfigError(f"seed {shown(seed)}: a whole number from 0 up")
     ends = np.round(np.cumsum(shares) * num_rows).astype(np.int64)
     ends[-1] = num_rows
     rows = permutation(num_rows, _STREAM, seed)(np.arange(num_rows))

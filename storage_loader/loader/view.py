@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 
 from ..catalog import Catalog, Snapshot, Version
-from ..config import DataConfig
+from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderError, TransformError
-from ..keywords import flag
+from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
@@ -25,6 +25,7 @@ from .source import Source
 _OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 
 Transform = Callable[[Any], Any]
+V = TypeVar("V", bound="View")
 
 
 class View:
@@ -43,12 +44,11 @@ class View:
         cache_size: int | None = 0,
     ) -> None:
         """`cache_size`: bytes of a network store's objects that `cache_dir` may hold."""
-        if not isinstance(config, DataConfig):
-            raise ConfigError(f"{type(self).__name__} takes a DataConfig, not {config!r}")
+        require_config(config, type(self).__name__)
         if transform is not None and not callable(transform):
-            raise ConfigError(f"transform: a function of the batch, not {transform!r}")
+            raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
-            raise ConfigError(f"cache_dir: a folder's path, not {cache_dir!r}")
+            raise ConfigError(f"cache_dir: a folder's path, not {shown(cache_dir)}")
         self.config = config
         self._attributes = attributes
         self._wanted_version = version
@@ -129,11 +129,15 @@ class View:
             return self._snapshot
         return self._checked(self._catalog.snapshot(version))
 
-    def _pin(self, snapshot: Snapshot) -> None:
-        """Read this snapshot from here on."""
-        if snapshot is not self._snapshot:
-            self._snapshot = snapshot
-            self._process_source = PerProcess()
+    def _reading(self: V, snapshot: Snapshot) -> V:
+        """What reads this snapshot: this view, or one like it that shares all but rows with it."""
+        if snapshot is self._snapshot:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._snapshot = snapshot
+        other._process_source = PerProcess()
+        return other
 
     def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """To the framework's own arrays; numpy's here."""

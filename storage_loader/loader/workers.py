@@ -103,7 +103,7 @@ class Workers(Generic[T]):
             raise self._died(worker) from error
         failure, result = _unpack(descriptor)
         if failure is not None:
-            raise TransformError(failure)
+            raise TransformError(*failure.split("\n"))  # with the worker's traceback
         return task, result
 
     def _died(self, worker: int) -> LoaderError:

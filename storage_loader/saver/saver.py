@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from ..catalog import Catalog, Publication
-from ..config import DataConfig
+from ..config import DataConfig, require_config
 from ..errors import (
     BucketNotFoundError,
     ConfigError,
@@ -28,8 +28,9 @@ from ..errors import (
     StoreError,
 )
 from ..hdf5 import capacity
-from ..keywords import checked_keywords, flag
+from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
+from ..text import printable
 from .batch import as_arrays
 from .buffer import ObjectBuffer
 from .cast import Array
@@ -87,10 +88,9 @@ class DataSaver:
         num_worker_threads: int = 4,
         progress: bool = False,
     ) -> None:
-        if not isinstance(config, DataConfig):
-            raise ConfigError(f"DataSaver takes a DataConfig, not {type(config).__name__}")
+        require_config(config, "DataSaver")
         if type(num_worker_threads) is not int or num_worker_threads < 1:
-            raise ConfigError(f"num_worker_threads {num_worker_threads!r}: at least 1")
+            raise ConfigError(f"num_worker_threads {shown(num_worker_threads)}: at least 1")
         self.config = config
         self._refresh = flag("refresh", refresh)
         self._num_threads = num_worker_threads
@@ -349,14 +349,16 @@ class DataSaver:
         except SaverError as error:
             return error
         return SaverError(
-            f"saving to dataset {self.config.dataset_name!r} failed, {self._rows.pending} rows "
-            f"were not committed ({self._rows.committed} were before), save them with another "
-            f"DataSaver: {self._reason}"
+            message=f"saving to dataset {self.config.dataset_name!r} failed, "
+            f"{self._rows.pending} rows were not committed ({self._rows.committed} were before), "
+            f"save them with another DataSaver: {self._reason}"
         )
 
     @property
     def _reason(self) -> str:
-        return str(self._uploads.failure) or type(self._uploads.failure).__name__
+        failure = self._uploads.failure
+        text = str(failure) if isinstance(failure, StorageLoaderError) else printable(str(failure))
+        return text or type(failure).__name__
 
     def _settle(self, *, once: bool = False) -> None:
         """Learn what became of a commit that was cut short; `SaverError` where nobody knows.
@@ -371,10 +373,10 @@ class DataSaver:
             is_published = publication.settle(once=once)
         except StoreError as error:
             raise SaverError(
-                f"saving to dataset {self.config.dataset_name!r} failed, and whether its last "
-                f"commit, {publication.id}, was published is not known: {self._rows.committed} "
-                f"rows were committed before, {self._rows.pending} rows may be; read "
-                "rows_committed once the store answers, or see whether `storage-loader log` lists "
+                message=f"saving to dataset {self.config.dataset_name!r} failed, and whether its "
+                f"last commit, {publication.id}, was published is not known: "
+                f"{self._rows.committed} rows were committed before, {self._rows.pending} may be; "
+                "read rows_committed once the store answers, or see whether `storage-loader log` lists "
                 f"the commit, before you save them again: {self._reason}; {error}"
             ) from error
         if is_published:
@@ -395,6 +397,7 @@ class DataSaver:
         if self._bar is not None:
             self._bar.close()
 
+    @whole_repr
     def __repr__(self) -> str:
         stored = ""
         if self._schema is not None:
@@ -430,8 +433,8 @@ def save(
 def _writer(name: object) -> str:
     if not isinstance(name, str) or not _WRITER.fullmatch(name):
         raise ConfigError(
-            f"writer {name!r}: 1 to 64 ASCII letters, digits, '.', '_' and '-', the first a letter "
-            "or digit"
+            f"writer {shown(name)}: 1 to 64 ASCII letters, digits, '.', '_' and '-', the first a "
+            "letter or digit"
         )
     return name
 
@@ -442,7 +445,8 @@ def _commit_every(value: object) -> int | timedelta | None:
     if isinstance(value, timedelta) and value > timedelta(0):
         return value
     raise ConfigError(
-        f"commit_every {value!r}: a number of rows, at least 1, or a positive datetime.timedelta"
+        f"commit_every {shown(value)}: a number of rows, at least 1, or a positive "
+        "datetime.timedelta"
     )
 
 

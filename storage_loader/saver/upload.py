@@ -12,6 +12,7 @@ from ..catalog import StoredObject
 from ..errors import ObjectNotFoundError, SaverError
 from ..schema import Schema
 from ..store import Store, xxh3
+from ..text import printable
 from .buffer import ObjectBuffer
 from .lease import Lease
 
@@ -79,7 +80,7 @@ class Uploads:
             _LONG,
             what,
             running,
-            self._store.url,
+            printable(self._store.url),
             self._prefix,
         )
 

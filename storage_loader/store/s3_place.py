@@ -21,6 +21,7 @@ from ..errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from ..text import printable
 from .base import check_key
 
 CONNECT_TIMEOUT = 5.0  # seconds at most
@@ -219,7 +220,7 @@ def _without_keys(place: S3Place, text: str) -> str:
     for secret in [*place.secrets, *map(os.environ.get, _VARIABLES)]:
         if secret and len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
-    return text
+    return printable(text)
 
 
 _VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

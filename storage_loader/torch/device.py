@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import ConfigError
+from ..keywords import shown
 
 Event = torch.cuda.Event
 
@@ -21,19 +22,19 @@ def cuda_device(device: str | int | torch.device | None) -> torch.device | None:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device {device!r}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"device {shown(device)}: {str(error).splitlines()[0]}") from error
     if chosen.type == "cpu":
         return None
     if chosen.type != "cuda":
-        raise ConfigError(f"device {device!r}: 'cpu' or a CUDA device, for example 'cuda:0'")
+        raise ConfigError(f"device {shown(device)}: 'cpu' or a CUDA device, for example 'cuda:0'")
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device {device!r}: PyTorch {torch.__version__} finds no CUDA device here; leave "
+            f"device {shown(device)}: PyTorch {torch.__version__} finds no CUDA device here; leave "
             "device out, or install a build of PyTorch for CUDA and its driver"
         )
     if chosen.index is not None and chosen.index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ConfigError(f"device {device!r}: there are {count}, cuda:0 to cuda:{count - 1}")
+        raise ConfigError(f"device {shown(device)}: there are {count}, cuda:0 to cuda:{count - 1}")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Which epoch comes next, in memory that a dataset shares with torch's worker processes.
+"""Which epoch comes next, and the seed, in memory that torch's worker processes share.
 
 Torch gives a dataset to its workers and tells none of them that an epoch has begun: ones that
 persist ask for another iterator, others are new processes with a copy of the dataset as it was.
@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError
+
+MAX_SEED = 2**63 - 1
 _GROUPS = 16  # remembered: late workers of an iteration that was left still find theirs
-_NEXT, _RESUMES, _TABLE = 0, 1, 2
+_NEXT, _RESUMES, _SEED, _TABLE = range(4)
 _GROUP, _NUMBER, _EPOCH, _RESUMED = range(4)
 
 
@@ -37,6 +40,19 @@ class Epochs:
     @next.setter
     def next(self, epoch: int) -> None:
         self._numbers[_NEXT] = epoch
+
+    @property
+    def seed(self) -> int:
+        """What all iterations that begin from now on are shuffled with, but for resumed ones."""
+        return int(self._numbers[_SEED])
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        if seed > MAX_SEED:
+            raise ConfigError(
+                f"seed {seed}: at most {MAX_SEED} here, where torch's workers share it"
+            )
+        self._numbers[_SEED] = seed
 
     @property
     def resumes(self) -> bool:

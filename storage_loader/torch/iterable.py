@@ -118,10 +118,10 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if _share() is None:
             return super().__iter__()
-        state = self._begin_in_worker()
-        if state is None:
+        resumed = self._begin_in_worker()
+        if resumed is None:
             return iter(())
-        self._resume, self._stop_epoch = state, state.stop_epoch
+        self._resume, self._stop_epoch = resumed, resumed[0].stop_epoch
         return loader.DataLoader.__iter__(self)  # now, before another iteration begins
 
     def _begun(self) -> Generator[Any, None, None]:
@@ -136,29 +136,32 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         if not self._epochs_shared.resumes:
             self._resume = None
 
-    def _begin_in_worker(self) -> State | None:
-        """Where this iteration begins; None where this worker's share of it is over."""
+    def _begin_in_worker(self) -> tuple[State, loader.DataLoader] | None:
+        """Where this iteration begins, and what reads it; None where this worker's share of it
+        is over.
+        """
         info = torch.utils.data.get_worker_info()
         assert info is not None
         group, number = info.seed - info.id, self._number
         self._number += 1
-        loaded, is_over = self._resume, self._is_over
+        resumed, is_over = self._resume, self._is_over
         self._resume = self._is_over = None
+        loaded = None if resumed is None else resumed[0]
         if is_over is not None:
             assert loaded is not None
             following = loaded.epoch if is_over else loaded.stop_epoch
             self._epochs_shared.join(group, number, following, self._epochs)
             if not is_over:
-                return loaded
+                return resumed
             self._given, self._state, self._stop_epoch = None, loaded, loaded.epoch
             self._epoch = loaded.epoch
             return None
         epoch, resumes = self._epochs_shared.begin(
             group, number, None if loaded is None else loaded.stop_epoch, self._epochs
         )
-        if resumes and loaded is not None:
-            return loaded
-        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs)
+        if resumes and resumed is not None:
+            return resumed
+        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs), self
 
     @property
     def _epoch(self) -> int:
@@ -167,6 +170,18 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
     @_epoch.setter
     def _epoch(self, epoch: int) -> None:
         self._epochs_shared.next = epoch
+
+    @property
+    def _seed(self) -> int:
+        return self._epochs_shared.seed
+
+    @_seed.setter
+    def _seed(self, seed: int) -> None:
+        self._epochs_shared.seed = seed
+
+    def _has_begun(self, state: State) -> bool:
+        # A worker's own state does not say how far the others had come.
+        return _share() is not None or super()._has_begun(state)
 
     def _partition(self, start: int) -> Partition:
         return replace(super()._partition(start), share=_share() or (0, 1))
