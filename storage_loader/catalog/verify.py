@@ -134,9 +134,9 @@ def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | 
     """The schema; None, and a problem, where dataset.json cannot be read."""
     name = catalog.config.dataset_name
     place = f"{catalog.store.url}/{catalog.schema_key}"
-    found = catalog.store.find(catalog.schema_key)
-    body = b"" if found is None else bytes(found)  # once: another may take its place
     try:
+        found = catalog.store.find(catalog.schema_key)
+        body = b"" if found is None else bytes(found)  # once: another may take its place
         schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
         if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:
             note(Problem(name, f"{place}: not canonical JSON"))
