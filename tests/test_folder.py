@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -559,3 +560,16 @@ def test_a_name_that_the_file_system_does_not_take(store: FolderStore) -> None:
     key = "k" * 300
     with pytest.raises(StoreError, match="File name too long"):
         store.put(key, b"x")
+
+
+# The clock
+
+
+def test_the_time_is_later_than_what_was_put_and_nothing_is_written(store: FolderStore) -> None:
+    for number in range(20):
+        store.put("a/b/key", b"x")
+        before = store.head("a/b/key").modified
+        assert before < store.now("a/b/probe") < before + timedelta(minutes=1), number
+    assert names_in(store.root) == ["a", "a/b", "a/b/key"]
+    assert store.now("gone/probe") > before  # of a dataset that was deleted meanwhile
+    assert names_in(store.root) == ["a", "a/b", "a/b/key"]
