@@ -307,6 +307,17 @@ def test_create_without_hard_links(store: FolderStore) -> None:
 
 
 @pytest.mark.usefixtures("no_links")
+def test_a_lock_that_is_a_link_is_not_followed(store: FolderStore, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    store.root.mkdir()
+    (store.root / ".tmp-lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StoreError, match="put .*/a/key: "):
+        store.put("a/key", b"x", create=True)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert keys_of(store) == []
+
+
+@pytest.mark.usefixtures("no_links")
 def test_one_creator_wins_without_hard_links(store: FolderStore) -> None:
     rounds, num = 10, 8
     barrier = threading.Barrier(num)
