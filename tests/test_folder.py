@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,17 @@ def test_create_without_hard_links(store: FolderStore) -> None:
 
 
 @pytest.mark.usefixtures("no_links")
+def test_a_lock_that_is_a_link_is_not_followed(store: FolderStore, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    store.root.mkdir()
+    (store.root / ".tmp-lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StoreError, match="put .*/a/key: "):
+        store.put("a/key", b"x", create=True)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert keys_of(store) == []
+
+
+@pytest.mark.usefixtures("no_links")
 def test_one_creator_wins_without_hard_links(store: FolderStore) -> None:
     rounds, num = 10, 8
     barrier = threading.Barrier(num)
@@ -559,3 +571,16 @@ def test_a_name_that_the_file_system_does_not_take(store: FolderStore) -> None:
     key = "k" * 300
     with pytest.raises(StoreError, match="File name too long"):
         store.put(key, b"x")
+
+
+# The clock
+
+
+def test_the_time_is_later_than_what_was_put_and_nothing_is_written(store: FolderStore) -> None:
+    for number in range(20):
+        store.put("a/b/key", b"x")
+        before = store.head("a/b/key").modified
+        assert before < store.now("a/b/probe") < before + timedelta(minutes=1), number
+    assert names_in(store.root) == ["a", "a/b", "a/b/key"]
+    assert store.now("gone/probe") > before  # of a dataset that was deleted meanwhile
+    assert names_in(store.root) == ["a", "a/b", "a/b/key"]

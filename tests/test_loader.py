@@ -277,7 +277,8 @@ def test_a_window_shuffle_mixes_far_and_reads_each_object_once(
     seen = numbers_in(loader, attributes)
     assert sorted(seen) == list(range(1000))
     assert len(set(np.abs(np.diff(seen)))) > 100
-    gets = [call.key for store in stores for call in store.calls if call.kind == "get object"]
+    calls = [call for store in stores for call in store.calls]
+    gets = [call.key for call in calls if call.kind == "get_ranges object"]
     assert len(gets) == len(set(gets)) == objects
 
 

@@ -133,7 +133,7 @@ class Store(ABC):
         """Delete what `list_unfinished` listed. A put that is still writing it fails."""
 
     def now(self, probe: str) -> datetime:
-        """The time by the store's clock, as in `ObjectInfo`.
+        """The time by the store's clock, as in `ObjectInfo`; later than that of what is there.
 
         Here that of an object which is put under the key `probe` for it, and deleted.
         """

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -52,6 +53,7 @@ _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_TICK = 0.01  # s: the clock of file systems stands still for so long
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -245,6 +247,7 @@ class FolderStore(Store):
 
     def _touched(self, parts: Sequence[str]) -> datetime:
         key = "/".join(parts)
+        time.sleep(_TICK)  # later than all that was written before
         with self._mapped_errors("touch", key), self._folder(parts) as here:
             os.utime(".", dir_fd=here)
             return _info(key, os.stat(".", dir_fd=here)).modified
