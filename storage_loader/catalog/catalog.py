@@ -39,6 +39,11 @@ from .publication import Publication
 from .snapshot import Snapshot, Version
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
+
+# Keys of a listing that one call gives, so that they were there at one moment. S3 gives 1,000 at a
+# time, a folder's 32 KiB hold 117 of the longest names, and locks it meanwhile.
+AT_ONCE = 100
+
 DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
@@ -151,7 +156,29 @@ class Catalog:
 
     def commit_infos(self) -> dict[CommitId, ObjectInfo]:
         """What the store knows of each commit there is, replaced ones too."""
-        return self._commits_among(self.store.list(self.commit_folder))
+        return self._at_one_moment([*self.store.list(self.commit_folder)])
+
+    def _at_one_moment(self, listed: Sequence[ObjectInfo]) -> dict[CommitId, ObjectInfo]:
+        """The commits that were there at one moment, given what was listed just now.
+
+        A long listing takes many calls. It may hold a commit, and lack one that was there before
+        it, such as the refresh that the other's saver had seen. So it is made again until nothing
+        new is in it: then all of it was there when the last one began, and all that was there is
+        in it. Commits that sort after all of the first listing came later and are left out, or
+        savers at work would keep us; few come before, from savers that had listed earlier still.
+        What is missing from a later listing was deleted, which changes nothing that readers see.
+        """
+        found = self._commits_among(listed)
+        if len(listed) <= AT_ONCE or not found:
+            return found
+        last = max(found).seq
+        for _ in range(_TRIES):
+            before = found
+            again = self._commits_among(self.store.list(self.commit_folder))
+            found = {i: info for i, info in again.items() if i.seq <= last}
+            if found.keys() <= before.keys():
+                break
+        return found
 
     def _commits_among(self, infos: Iterable[ObjectInfo]) -> dict[CommitId, ObjectInfo]:
         listed = {self.commit_of(info.key): info for info in infos}
@@ -238,7 +265,9 @@ class Catalog:
         With `refresh` it replaces exactly the commits that are listed now, else those that
         `drops` names, and then itself, too: it is in no version.
         """
-        listed = self.commit_ids()
+        # For its number a commit needs those that were there before; only a refresh names them.
+        infos = [*self.store.list(self.commit_folder)]
+        listed = sorted(self._at_one_moment(infos) if refresh else self._commits_among(infos))
         if listed and listed[-1].seq == LAST_SEQ:
             raise SaverError(
                 f"{self.store.url}/{self.commit_key(listed[-1])}: no commit can follow one of "
@@ -286,7 +315,7 @@ class Catalog:
         if claim is not None:
             data = bytes(self.store.get(claim))
             claimed = claimed_id(data, claim, place=f"{self.store.url}/{claim}")
-            if claimed not in self.commit_ids():
+            if claimed not in self._commits_among(self.store.list(self.commit_folder)):
                 # Where the key exists now, it was published meanwhile, or barred by another.
                 with contextlib.suppress(ObjectExistsError):
                     body = barrier(schema, claimed).to_bytes()
@@ -326,9 +355,11 @@ class Catalog:
         listing = _Listing(self)
         while True:
             data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
-            schema, ids = self.required(self.schema_of(data)), sorted(self._commits_among(infos))
-            if version is not None:
-                ids = named_ids(version, ids)
+            schema = self.required(self.schema_of(data))
+            if version is None:
+                ids = sorted(self._at_one_moment(infos))
+            else:
+                ids = named_ids(version, sorted(self._commits_among(infos)))
             commits = listing.read(schema, ids)
             if commits is None:
                 continue
