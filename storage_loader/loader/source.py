@@ -9,11 +9,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
 from ..catalog import StoredObject
+from ..process import cached_property
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
