@@ -183,6 +183,35 @@ def test_a_fork_while_a_thread_computes_what_is_kept(
     assert seen == list(range(100))
 
 
+def test_a_fork_while_a_thread_puts_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    puts, goes_on = threading.Event(), threading.Event()
+
+    def wait(key: str) -> str:
+        if threading.current_thread() is thread:
+            puts.set()
+            assert goes_on.wait(200)
+        return key
+
+    store = MemoryStore(f"memory://{uuid.uuid4().hex}")
+    monkeypatch.setattr("storage_loader.store.memory.check_key", wait)
+    thread = threading.Thread(target=store.put, args=("parent", b"1"))
+    thread.start()
+    try:
+        assert puts.wait(100)
+
+        def child() -> bytes:
+            store.put("child", b"2", create=True)
+            with pytest.raises(ObjectExistsError):
+                store.put("child", b"3", create=True)
+            return bytes(store.get("child"))
+
+        assert forked(child) == b"2"
+    finally:
+        goes_on.set()
+        thread.join(100)
+    assert bytes(store.get("parent")) == b"1"
+
+
 def test_the_client_fits_the_process(s3_server: S3Server, s3_bucket: str) -> None:
     store = S3Store(s3_place(s3_server, s3_bucket))
     store.put("key", b"x")
