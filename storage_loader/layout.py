@@ -10,12 +10,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import FormatError
+from .process import cached_property
 from .ranges import Range
 from .schema import Schema
 

@@ -1,11 +1,13 @@
-"""Values that must be made anew in each process: threads, locks, connections."""
+"""Values that a forked child can use: made anew in each process, or without a lock."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
+
+from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -37,3 +39,30 @@ class PerProcess(Generic[T]):
         """The value of this process, or None where none was made."""
         held = self._held
         return held[1] if held is not None and held[0] == os.getpid() else None
+
+
+class cached_property(Generic[T]):  # as functools' own
+    """A property computed once; threads that do so at the same time all get one of the values.
+
+    That of functools has a lock in Python 3.10 and 3.11, one for all instances: a child that is
+    forked while any thread computes a value would wait for that thread, which it does not have.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        self.func = func
+        self.__doc__ = func.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        value: T = instance.__dict__.setdefault(self._name, self.func(instance))  # atomic
+        return value

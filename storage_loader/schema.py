@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from .errors import SchemaError
 from .keywords import nearest, reject_unknown, shown, whole_repr
+from .process import cached_property
 
 DTYPES: dict[str, np.dtype[Any]] = {
     **{

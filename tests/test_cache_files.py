@@ -157,7 +157,7 @@ def test_what_comes_in_some_seconds_is_fetched_early(
         first[:] = ranges(opened)
         return seconds * len(first)
 
-    clock = SimpleNamespace(perf_counter=now)
+    clock = SimpleNamespace(perf_counter=now, monotonic=time.monotonic)
     monkeypatch.setattr("storage_loader.loader.source.time", clock)
     monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 1)
     loader = DataLoader(
@@ -256,6 +256,35 @@ def test_one_damaged_block_costs_one_block(
     flip(file, pixels_of(one_object)[0] + 7 * 9000 * 3 + 5)
     read(one_object, cache_dir, range(400))
     assert [end - start for _, start, end in ranges(opened)] == [BLOCK_ROWS * 9000]
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("count", [100, 400])
+def test_a_file_that_is_cut_under_a_loader_is_fetched_again(
+    one_object: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: float,
+    others: bool,
+    count: int,
+) -> None:
+    """Between two epochs; also where another loader has opened the cut file meanwhile."""
+    watch(monkeypatch, local=False)
+    monkeypatch.setattr("storage_loader.loader.source._LOOK", 0.0, raising=False)
+
+    def child() -> None:  # where it may die
+        how: dict[str, Any] = {"subset": range(count), "batch_size": 10, "cache_dir": cache_dir}
+        loader = DataLoader(one_object, **how)
+        for _ in range(3):
+            assert numbers_in(loader, LARGE) == list(range(count))
+            [file] = cached_files(cache_dir)
+            os.truncate(file, int(file.stat().st_size * left))
+            if others:
+                read(one_object, cache_dir, range(10))
+                read(one_object, cache_dir, range(390, 400))
+
+    forked(child)
 
 
 # A store that gives wrong answers

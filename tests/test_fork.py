@@ -17,6 +17,7 @@ from waiting import until
 
 from storage_loader import Dataset, save
 from storage_loader.errors import ObjectExistsError, ObjectNotFoundError
+from storage_loader.layout import ObjectLayout
 from storage_loader.store import MemoryStore, S3Store, Store
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
@@ -149,6 +150,66 @@ def test_rows_are_read_and_saved_by_children(storage: dict[str, str]) -> None:
         assert opened == list(range(10 * i, 10 * i + 5))
         assert saved == i
     assert numbers_of(dataset[::-1]) == list(range(999, -1, -1))
+
+
+@pytest.mark.parametrize("what", ["block_ranges", "num_checksums"])
+def test_a_fork_while_a_thread_computes_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A child waits for no thread of its parent, of which it has none."""
+    configs = [config({"storage": str(tmp_path)}, name=name) for name in "ab"]
+    for each in configs:
+        save(each, make(range(100)))
+    computes, goes_on = threading.Event(), threading.Event()
+    kept = vars(ObjectLayout)[what]
+    real = kept.func
+
+    def wait(layout: ObjectLayout) -> object:
+        if threading.current_thread() is thread:
+            computes.set()
+            assert goes_on.wait(200)
+        return real(layout)
+
+    monkeypatch.setattr(kept, "func", wait)
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.extend(numbers_of(Dataset(configs[0])[:])))
+    thread.start()
+    try:
+        assert computes.wait(100)
+        assert forked(lambda: numbers_of(Dataset(configs[1])[:])) == list(range(100))
+    finally:
+        goes_on.set()
+        thread.join(100)
+    assert seen == list(range(100))
+
+
+def test_a_fork_while_a_thread_puts_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    puts, goes_on = threading.Event(), threading.Event()
+
+    def wait(key: str) -> str:
+        if threading.current_thread() is thread:
+            puts.set()
+            assert goes_on.wait(200)
+        return key
+
+    store = MemoryStore(f"memory://{uuid.uuid4().hex}")
+    monkeypatch.setattr("storage_loader.store.memory.check_key", wait)
+    thread = threading.Thread(target=store.put, args=("parent", b"1"))
+    thread.start()
+    try:
+        assert puts.wait(100)
+
+        def child() -> bytes:
+            store.put("child", b"2", create=True)
+            with pytest.raises(ObjectExistsError):
+                store.put("child", b"3", create=True)
+            return bytes(store.get("child"))
+
+        assert forked(child) == b"2"
+    finally:
+        goes_on.set()
+        thread.join(100)
+    assert bytes(store.get("parent")) == b"1"
 
 
 def test_the_client_fits_the_process(s3_server: S3Server, s3_bucket: str) -> None:

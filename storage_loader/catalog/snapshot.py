@@ -6,13 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import VersionNotFoundError
+from ..process import cached_property
 from ..schema import Schema
 from .commits import Commit, CommitId
 from .objects import StoredObjects

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..loader.partition import Partition
 from ..loader.parts import Array
+from ..process import cached_property
 from .alike import Alike
 
 

@@ -40,7 +40,8 @@ _WRITE_NBYTES = 2**18
 _RESERVED_NBYTES = 8  # at a cache file's end: what it may come to take
 _NUMBERS_BITS = 19  # numbers to lock for each file: of at most 2^18 blocks
 _NAMESAKES = 2**43  # files of equal inode but for this modulus lock each other out, which is rare
-_BRIEFLY = 1.0  # s for which an evictor may have a file
+_BRIEFLY = 1.0  # s for which an evictor or a maker may have a file
+_POLL = 0.001  # s
 
 
 class NotKeptError(Exception):
@@ -55,6 +56,10 @@ class CacheBusyError(NotKeptError):
     """Another process has what is wanted, and does not go on."""
 
 
+class CacheCutError(NotKeptError):
+    """Somebody has cut the file."""
+
+
 class CacheFile:
     """One object's bytes as far as they were fetched; see this module."""
 
@@ -64,11 +69,10 @@ class CacheFile:
         """`folder`: the descriptor of the one that it is or will be in."""
         self._name = name
         self._flags_start, self._num_flags = nbytes, num_blocks + 1
-        size = nbytes + self._num_flags + _RESERVED_NBYTES
+        self._size = size = nbytes + self._num_flags + _RESERVED_NBYTES
         self._descriptor = -1
         self._descriptor = _open_shared(name, folder, size)
         try:
-            os.ftruncate(self._descriptor, size)
             os.utime(self._descriptor)  # last used now
             mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
             inode = os.fstat(self._descriptor).st_ino
@@ -79,6 +83,11 @@ class CacheFile:
         self._locks = locks
         self._first_number = (inode % _NAMESAKES + 1) << _NUMBERS_BITS
         self._patience = PATIENCE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody has cut it: what a map shows of such a file ends the process."""
+        return os.fstat(self._descriptor).st_size == self._size
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
@@ -115,7 +124,8 @@ class CacheFile:
         """Hold the locks of these blocks, so that nobody else fetches them; `runs` ascend.
 
         Gives way without the locks once `ended` is set. Raises `CacheBusyError` where somebody
-        else has them for too long, and from then on at once, until they are free again.
+        else has them for too long, and from then on at once, until they are free again; and
+        `CacheCutError`, since writing would make zeros of verified blocks that were cut.
         """
         start = self._first_number
         numbers = [(start + first, start + stop) for first, stop in runs]
@@ -123,6 +133,8 @@ class CacheFile:
         try:
             with self._locks.held(what, numbers, ended, patience):
                 self._patience = PATIENCE
+                if not self.is_whole:
+                    raise CacheCutError
                 yield
         except LockTimeoutError as error:
             self._patience = 0.0
@@ -240,27 +252,47 @@ def _fallocate() -> Any:
 
 
 def _open_shared(name: str, folder: int, size: int) -> int:
-    """The file, empty or of this size, with the lock that keeps it from eviction."""
+    """The file, of this size, with the lock that keeps it from eviction."""
+    end = time.monotonic() + _BRIEFLY
     while True:
         try:
-            descriptor = open_file(name, folder)
+            descriptor = _open_or_make(name, folder, size)
+        except FileExistsError:
+            continue  # another process has made it just now
         except PermissionError:  # not ours, and never filled
             os.unlink(name, dir_fd=folder)
             continue
         try:
             is_locked = _lock_shared(descriptor)
             found = os.fstat(descriptor)
-            if is_locked and found.st_nlink and found.st_size in (0, size):
+            if is_locked and found.st_nlink and found.st_size == size:
                 return descriptor
-            if found.st_nlink:
+            is_new = found.st_size == 0 and time.monotonic() < end  # its maker is about to
+            if found.st_nlink and not is_new:
                 # Not what we write, or the lock is left by a process that was killed. Another
-                # file takes its name: were this one cut, a process that has it mapped would die.
+                # file takes its name. Were this one cut, a process that has it mapped would die;
+                # were it made longer after somebody cut it, that one would see zeros.
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # evicted between opening and locking, or replaced
+        os.close(descriptor)  # evicted between opening and locking, replaced, or not made yet
+        if is_new:
+            time.sleep(_POLL)
+
+
+def _open_or_make(name: str, folder: int, size: int) -> int:
+    try:
+        return open_file(name, folder)
+    except FileNotFoundError:
+        descriptor = open_file(name, folder, os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
 
 def _reserved_nbytes(descriptor: int, found: os.stat_result) -> int:
@@ -282,7 +314,7 @@ def _lock_shared(descriptor: int) -> bool:
     while not _locked(descriptor, fcntl.LOCK_SH):
         if time.monotonic() >= end:
             return False
-        time.sleep(0.001)
+        time.sleep(_POLL)
     return True
 
 
@@ -297,7 +329,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 @contextmanager
 def _opened(name: str, folder: int) -> Iterator[int]:
     """A file that is there; no lock of it is left behind, also where a child was forked."""
-    descriptor = open_file(name, folder, create=False)
+    descriptor = open_file(name, folder)
     try:
         yield descriptor
     finally:

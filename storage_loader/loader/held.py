@@ -58,6 +58,11 @@ class HeldObject:
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody has cut its cache file."""
+        return self._file is None or self._file.is_whole
+
     def has(self, needed: Blocks) -> bool:
         """Whether these blocks are here and verified."""
         return not (needed & ~self._verified).any()

@@ -149,7 +149,7 @@ class _LockFiles:
                 found = self._open.get(_key(os.stat(name, dir_fd=folder, follow_symlinks=False)))
                 if found is not None:
                     return found
-            descriptor = open_file(name, folder)
+            descriptor = open_file(name, folder, os.O_CREAT)
             made = LockFile(descriptor)
             key = _key(os.fstat(descriptor))
             # Not closed at once by whoever drops it: another thread may open the file meanwhile.

@@ -48,10 +48,13 @@ def open_below(folder: int, names: Sequence[str]) -> Iterator[int]:
             os.close(descriptor)
 
 
-def open_file(name: str, folder: int, *, create: bool = True) -> int:
-    """A file of this user in an open folder. Raises `PermissionError` for what is none."""
+def open_file(name: str, folder: int, flags: int = 0) -> int:
+    """A file of this user in an open folder. Raises `PermissionError` for what is none.
+
+    `flags`: whether it is made where it is missing, or only there.
+    """
     try:
-        descriptor = os.open(name, _FILE | (os.O_CREAT if create else 0), 0o600, dir_fd=folder)
+        descriptor = os.open(name, _FILE | flags, 0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
             raise _foreign(name) from error

@@ -9,11 +9,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
 from ..catalog import StoredObject
+from ..process import cached_property
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
@@ -30,6 +31,7 @@ _NUMBER_NBYTES = 8  # of a row's number
 _TRUSTED_NBYTES = 2**28  # taken for rows that no more than a commit says are there
 _LOCAL_SPARE = 8
 _EARLY_SECONDS = 10  # of fetching as fast as the first rows came, which is slower than it can be
+_LOOK = 1.0  # s between two looks whether cache files in use have their sizes
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
 Kept = tuple[HeldObject, Blocks]  # and those of its blocks to bring
@@ -59,6 +61,7 @@ class Source:
         self._max_held = max(4, _files() // (4 if store.is_local else 8))
         self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
         self._all: Ready | None = None  # once everything is here and verified
+        self._looked = 0.0  # by the monotonic clock, whether that has been cut
         # Bytes that may be fetched or read before they are needed. Files that are read from end to
         # end get large pages, see `read_pieces`.
         self._spare = _memory() // 16 if store.is_local else 0
@@ -278,6 +281,8 @@ class Source:
 
     def _everything(self) -> Ready | None:
         """All rows, once they are here and verified."""
+        if self._all is not None and self._cache is not None:
+            self._look()
         if self._all is None and self.holds and len(self._complete) <= self._max_held:
             if not self._complete.all():
                 return None
@@ -286,6 +291,15 @@ class Source:
                 return None
             self._all = self._ready(objects, frees_gil=False)
         return self._all
+
+    def _look(self) -> None:
+        """Forget that all is here where somebody has cut a cache file, since the last look."""
+        now = time.monotonic()
+        if now >= self._looked + _LOOK:
+            self._looked = now
+            with self._lock:
+                if not all(held.is_whole for held in self._held.values()):
+                    self._all = None
 
     def _ready(self, objects: Iterable[tuple[int, HeldObject]], *, frees_gil: bool) -> Ready:
         """Rows where they are held; objects in order. `frees_gil`: see `Parts`."""
@@ -302,9 +316,10 @@ class Source:
         """Raises `CacheFullError` where no file can be made."""
         with self._lock:
             held = self._held.get(index)
-            if held is not None:
+            if held is not None and held.is_whole:
                 self._held.move_to_end(index)
                 return held
+            self._held.pop(index, None)
         stored = self._snapshot.objects[index]
         key, blocks = self._snapshot.key(index), stored.layout.num_checksums
         file = None if self._cache is None else self._cache.open(key, stored.nbytes, blocks)

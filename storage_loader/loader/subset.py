@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..keywords import shown
+from ..process import cached_property
 from .order import Rows
 from .order.permutation import permutation
 

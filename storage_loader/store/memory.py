@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
@@ -13,8 +12,9 @@ from ..ranges import Range
 from .base import Buffers, ObjectInfo, Store, check_key, check_parts, check_ranges
 
 _Objects = dict[str, tuple[memoryview, datetime]]
+# Without a lock, which a child that is forked while another thread holds it would wait for: each
+# verb changes the dict by one call, which nobody sees half done.
 _named: dict[str, _Objects] = {}
-_lock = threading.Lock()
 
 
 class MemoryStore(Store):
@@ -25,8 +25,7 @@ class MemoryStore(Store):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        with _lock:
-            self._objects = _named.setdefault(url, {})
+        self._objects = _named.setdefault(url, {})
 
     def _object(self, key: str) -> memoryview:
         try:
@@ -44,10 +43,10 @@ class MemoryStore(Store):
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         held = (memoryview(bytes(data)), datetime.now(timezone.utc))
-        with _lock:
-            if create and key in self._objects:
-                raise ObjectExistsError(f"{self.url}: object {key!r} exists")
+        if not create:
             self._objects[check_key(key)] = held
+        elif self._objects.setdefault(check_key(key), held) is not held:
+            raise ObjectExistsError(f"{self.url}: object {key!r} exists")
 
     def head(self, key: str) -> ObjectInfo:
         data = self._object(key)
@@ -65,6 +64,5 @@ class MemoryStore(Store):
         return sorted({key.split("/")[0] for key in below if "/" in key})
 
     def delete(self, keys: Iterable[str]) -> None:
-        with _lock:
-            for key in keys:
-                self._objects.pop(check_parts(key), None)
+        for key in keys:
+            self._objects.pop(check_parts(key), None)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import ParseError
@@ -30,6 +29,7 @@ from typing_extensions import Buffer
 from urllib3 import BaseHTTPResponse
 
 from ..errors import StoreError
+from ..process import cached_property
 from ..ranges import Range, coalesce
 from .base import (
     STREAM_CHUNK,

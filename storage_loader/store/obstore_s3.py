@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import obstore
@@ -17,6 +17,7 @@ from obstore.store import S3Store as ObstoreClient
 from typing_extensions import Buffer
 
 from ..errors import StoreError
+from ..process import cached_property
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,

@@ -6,12 +6,13 @@ Positions and rows count from 0. Nothing here knows of ranks, batches, threads o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ...process import cached_property
 from .permutation import (
     Permutation,
     in_a_row,
