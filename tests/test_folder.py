@@ -311,7 +311,7 @@ def test_a_lock_that_is_a_link_is_not_followed(store: FolderStore, tmp_path: Pat
     (tmp_path / "precious").write_bytes(b"precious")
     store.root.mkdir()
     (store.root / ".tmp-lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(StoreError, match="put .*/a/key: "):
+    with pytest.raises(StoreError, match=r"put .*/a/key: "):
         store.put("a/key", b"x", create=True)
     assert (tmp_path / "precious").read_bytes() == b"precious"
     assert keys_of(store) == []
