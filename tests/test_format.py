@@ -62,7 +62,7 @@ class Independent:
         self.attributes = description["attributes"]
         self.commits = {}
         for key, body in self.files.items():
-            found = re.fullmatch(r"metadata/(\d{12})-(.+)-(\d{6})\.json", key)
+            found = re.fullmatch(r"metadata/(0\d{11})-(.+)-(\d{6})\.json", key)
             if found:
                 identity = (int(found[1]), found[2], int(found[3]))
                 self.commits[identity] = key[len("metadata/") : -len(".json")], json.loads(body)
@@ -147,7 +147,7 @@ def test_the_golden_dataset_is_read_by_the_specification_alone() -> None:
     assert len(reader.live()[0]["layouts"]) == 2
 
 
-def test_a_dataset_with_a_barrier_and_a_second_commit_of_a_number(
+def test_a_dataset_with_a_barrier_a_second_commit_of_a_number_and_foreign_files(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the_config = config(memory)
@@ -163,6 +163,8 @@ def test_a_dataset_with_a_barrier_and_a_second_commit_of_a_number(
     assert {"000000.claim", "000003.claim", "000000000001-w-000000.json"} < set(names)
     second = names["000000000003-w-000002.json"]
     store.put(second.replace("000000000003", "000000000005"), store.get(second))
+    store.put(second.replace("000000000003", "100000000000"), b"its number is no commit's")
+    store.put(second.replace("metadata", "metadata/copy"), b"no commit lies here")
     files = {i.key: bytes(store.get(i.key)) for i in store.list()}
     reader = Independent(files, "rows", {})
     assert len(reader.commits) == 5

@@ -195,8 +195,10 @@ class Catalog:
 
     def commit_of(self, key: str) -> CommitId | None:
         """The commit that lies under a key; None where it is no commit's."""
-        commit_id = CommitId.parse(key.rsplit("/", 1)[-1].removesuffix(".json"))
-        return commit_id if commit_id and key == self.commit_key(commit_id) else None
+        folder, _, name = key.rpartition("/")
+        if folder != self.commit_folder or not name.endswith(".json"):
+            return None
+        return CommitId.parse(name.removesuffix(".json"))
 
     def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
         """Those of the commits that are there."""
