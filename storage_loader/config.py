@@ -19,7 +19,6 @@ import platformdirs
 
 from .credentials import Provider
 from .errors import ConfigError
-from .files import OddFileError, open_regular
 from .keywords import checked_keywords, redacted, reject_unknown, shown, shown_as, whole_repr
 from .layout import MAX_OBJECT_NBYTES
 from .schema import Attribute, Schema
@@ -30,6 +29,7 @@ MIN_OBJECT_SIZE = 64 * 2**10
 MAX_OBJECT_SIZE = MAX_OBJECT_NBYTES
 DEFAULT_TIMEOUT = 20.0  # seconds
 DEFAULT_DEADLINE = 120.0  # seconds: a server that restarts takes half a minute
+MAX_FILE_SIZE = 16 * 2**20  # of a config as JSON
 STORAGE_VARIABLE = "STORAGE_LOADER_STORAGE"
 
 JSONScalar = str | int | float | bool | None
@@ -336,13 +336,14 @@ class DataConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DataConfig:
-        """Read what `save` wrote, from a regular file or a link to one."""
-        try:
-            descriptor = open_regular(path, follow_links=True)
-        except OddFileError as error:
-            raise ConfigError(f"{os.fspath(path)}: {error}, not a config's file") from error
-        with open(descriptor, "rb") as file:
-            return cls.from_json(file.read())
+        """Read what `save` wrote."""
+        with open(path, "rb") as file:
+            text = file.read(MAX_FILE_SIZE + 1)
+        if len(text) > MAX_FILE_SIZE:
+            raise ConfigError(
+                f"{os.fspath(path)}: more than {MAX_FILE_SIZE} bytes, which is no config's file"
+            )
+        return cls.from_json(text)
 
     def _values(self) -> tuple[object, ...]:
         """What equality compares: of `additional` the JSON, where 1, 1.0 and True differ."""

@@ -21,7 +21,6 @@ LAYERS = {
     "errors": 0.1,
     "codecs": 1,
     "credentials": 1,
-    "files": 1,
     "keywords": 1,
     "process": 1,
     "ranges": 1,

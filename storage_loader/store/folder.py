@@ -32,7 +32,6 @@ from ..errors import (
     StoreError,
     StoreFullError,
 )
-from ..files import OddFileError, check_regular, kind_of, open_regular
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
@@ -45,6 +44,7 @@ from .base import (
     read_only,
 )
 from .below import folders_in, open_folder, remove_empty, sync_folder, tree
+from .files import OddFileError, check_regular, kind_of, open_regular
 
 _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"

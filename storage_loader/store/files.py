@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 # A link that is not followed (EMLINK: FreeBSD); sockets, and devices without a driver.
 _ODD = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP}
 _KINDS = {
@@ -28,20 +28,17 @@ def kind_of(mode: int) -> str:
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
-def open_regular(
-    path: str | os.PathLike[str], *, dir_fd: int | None = None, follow_links: bool = False
-) -> int:
+def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int:
     """A descriptor to read a regular file; `OddFileError` for everything but that and a folder.
 
     Never waits: opening a FIFO otherwise takes until someone writes into it.
     """
-    flags = _READ if follow_links else _READ | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags, dir_fd=dir_fd)
+        descriptor = os.open(path, _READ, dir_fd=dir_fd)
     except OSError as error:
         if error.errno not in _ODD:
             raise
-        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_links).st_mode
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
         raise OddFileError(f"that is {kind_of(mode)}") from error
     try:
         check_regular(os.fstat(descriptor).st_mode)
