@@ -175,11 +175,14 @@ class Catalog:
         last = max(found).seq
         for _ in range(_TRIES):
             before = found
-            again = self._commits_among(self.store.list(self.commit_folder))
-            found = {i: info for i, info in again.items() if i.seq <= last}
+            found = {i: info for i, info in self._listed().items() if i.seq <= last}
             if found.keys() <= before.keys():
                 break
         return found
+
+    def _listed(self) -> dict[CommitId, ObjectInfo]:
+        """All commits that were there before, and some of those that come meanwhile."""
+        return self._commits_among(self.store.list(self.commit_folder))
 
     def _commits_among(self, infos: Iterable[ObjectInfo]) -> dict[CommitId, ObjectInfo]:
         listed = {self.commit_of(info.key): info for info in infos}
@@ -269,8 +272,7 @@ class Catalog:
         `drops` names, and then itself, too: it is in no version.
         """
         # For its number a commit needs those that were there before; only a refresh names them.
-        infos = [*self.store.list(self.commit_folder)]
-        listed = sorted(self._at_one_moment(infos) if refresh else self._commits_among(infos))
+        listed = self.commit_ids() if refresh else sorted(self._listed())
         if listed and listed[-1].seq == LAST_SEQ:
             raise SaverError(
                 f"{self.store.url}/{self.commit_key(listed[-1])}: no commit can follow one of "
@@ -318,7 +320,7 @@ class Catalog:
         if claim is not None:
             data = bytes(self.store.get(claim))
             claimed = claimed_id(data, claim, place=f"{self.store.url}/{claim}")
-            if claimed not in self._commits_among(self.store.list(self.commit_folder)):
+            if claimed not in self._listed():
                 # Where the key exists now, it was published meanwhile, or barred by another.
                 with contextlib.suppress(ObjectExistsError):
                     body = barrier(schema, claimed).to_bytes()
