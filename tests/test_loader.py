@@ -442,7 +442,7 @@ def object_reads(stores: list[WatchedStore]) -> list[Call]:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(folder.rglob("*.cached"))
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
