@@ -193,17 +193,18 @@ def misfits(
     blocks: npt.NDArray[np.int64],
     checksums_offsets: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Of n objects' rows, bytes and places in m layouts, such as `ObjectLayout` refuses: shape (n,).
+    """Of n objects' rows, bytes and places in m layouts, those that are wrong: shape (n,).
 
-    Not all that it refuses, but none only where it refuses none. `offsets`, `blocks`: shape (m,
-    attributes). Rows, nbytes and blocks are from 1 up, offsets from 0, whatever else they may be.
+    Each of them is one that `ObjectLayout` refuses; there is none only where it refuses none.
+    `offsets`, `blocks`: shape (m, attributes). Rows, nbytes and blocks are from 1 up, offsets from
+    0, whatever else they may be.
     Of each layout the object with the most rows is looked at: where that one's parts do not
     overlap, nobody's do. So the time is that of reading the figures, however many objects have
     however many attributes.
     """
-    columns = [i for i, a in enumerate(schema) if a.row_nbytes]  # the others have no part
+    columns = np.array([i for i, a in enumerate(schema) if a.row_nbytes], np.int64)
     wrong = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
-    if not columns or not len(rows):
+    if not len(columns) or not len(rows):  # what has no bytes has no part
         return wrong
     order = np.lexsort((rows, layout))
     largest = order[np.flatnonzero(np.diff(layout[order], append=-1))]
