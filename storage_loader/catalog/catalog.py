@@ -29,10 +29,11 @@ from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
 from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
-from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
+from .commits import FORMAT, Commit, CommitId, live_commits, read_json
+from .live import states
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
-from .snapshot import Snapshot, Version
+from .snapshot import Snapshot, Version, Versions
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _SHOWN = 12  # datasets named by an error
@@ -435,21 +436,18 @@ def check_named(version: Version | Sequence[str], commits: Mapping[CommitId, Com
 def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
     """The live commits now, or in the state with this hash or after the commit of this id."""
 
-    def has_hash(live: Sequence[CommitId]) -> bool:
-        there = {i: commits[i] for i in live if i in commits}
-        return len(there) == len(live) and version == Version.of(there).hash
-
+    versions = Versions(commits)
     live = live_commits(commits)
-    if version is None or has_hash(live):
+    if version is None or version == versions.hash_of(live):
         return live
     wanted = CommitId.parse(version)
-    for commit_id, live in states(commits):
-        if wanted == commit_id or (not wanted and has_hash(live)):
-            gone = [str(i) for i in live if i not in commits]
+    for state in states(commits):
+        if state.after == wanted or (not wanted and version == versions.hash_of(state.live)):
+            gone = [str(i) for i in state.live if i not in commits]
             if gone:
                 raise VersionNotFoundError(f"version {version!r}: its commits are gone: {gone[:5]}")
-            return live
-    if has_hash([]):
+            return state.live
+    if version == versions.hash_of([]):
         return []
     if wanted:
         raise VersionNotFoundError(f"no version {version!r}: that commit is gone or never was")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -165,37 +165,6 @@ def live_commits(commits: Mapping[CommitId, Commit]) -> list[CommitId]:
         else:
             void.add(commit_id)
     return [i for i in sorted(commits) if i not in replaced and i not in void]
-
-
-def states(commits: Mapping[CommitId, Commit]) -> Iterator[tuple[CommitId, list[CommitId]]]:
-    """After each commit, in order: the live commits of it and those before it.
-
-    Commits that are gone and that others replace count as if they had been there, with nothing
-    replaced: a state that needs one names it.
-    """
-    named = {i for commit in commits.values() for i in commit.replaces}
-    schema_hash = next((commit.schema_hash for commit in commits.values()), "")
-    known = {**dict.fromkeys(named, Commit(schema_hash)), **commits}
-    before: dict[CommitId, Commit] = {}
-    numbers: set[tuple[str, int]] = set()
-    replaced: set[CommitId] = set()
-    live: list[CommitId] = []
-    for commit_id in sorted(known):
-        replaces = set(known[commit_id].replaces)
-        number = (commit_id.writer, commit_id.number)
-        replaced |= replaces
-        is_plain = number not in numbers and commit_id not in replaced
-        # A thousand commits need not be looked at for each of a thousand.
-        if is_plain and not replaces:
-            live = [*live, commit_id]
-        elif is_plain and before.keys() <= replaces:
-            live = [commit_id]
-        else:
-            live = live_commits({**before, commit_id: known[commit_id]})
-        before[commit_id] = known[commit_id]
-        numbers.add(number)
-        if commit_id in commits:
-            yield commit_id, live
 
 
 def _layout_json(layout: ObjectLayout) -> bytes:

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,7 +46,8 @@ from ..errors import ConfigError, ObjectNotFoundError
 from ..keywords import checked_keywords, flag
 from ..store import ObjectInfo, Store
 from .catalog import Catalog, StoredCommit
-from .commits import Commit, CommitId, live_commits, states
+from .commits import Commit, CommitId
+from .live import LiveCommits, states
 
 GRACE = timedelta(hours=24)
 KEEP = timedelta(days=7)
@@ -211,29 +211,14 @@ def _is_metadata(key: str) -> bool:
 
 def _replaced(before: datetime, commits: Mapping[CommitId, StoredCommit]) -> list[CommitId]:
     """Commits that ceased to be live before that time, in an order in which they may go."""
-    remaining = {i: one.commit for i, one in commits.items()}
-    live = live_commits(remaining)
-    ended = _ended(commits, remaining)
-    numbers = Counter((i.writer, i.number) for i in commits)
-    replaced: list[CommitId] = []
-    barriers = {i for i, commit in remaining.items() if commit.replaces == (i,)}
-    others = sorted(remaining.keys() - set(live) - barriers)
-    for place, commit_id in enumerate(others):
-        if ended[commit_id] >= before:
-            continue
-        commit = remaining.pop(commit_id)
-        # What has no twin and replaces no later commit says nothing of later ones, and the earlier
-        # ones are all live: a thousand commits need not be looked at for each of a thousand.
-        is_last_word = (
-            len(replaced) == place
-            and numbers[commit_id.writer, commit_id.number] == 1
-            and all(earlier <= commit_id for earlier in commit.replaces)  # itself: a drop
-        )
-        if is_last_word or live_commits(remaining) == live:
-            replaced.append(commit_id)
-        else:
-            remaining[commit_id] = commit
-    return replaced
+    plain = {i: one.commit for i, one in commits.items()}
+    remaining = LiveCommits(plain)
+    for commit_id in sorted(plain):
+        remaining.put(commit_id)
+    ended = _ended(commits, plain)
+    barriers = {i for i, commit in plain.items() if commit.replaces == (i,)}
+    others = sorted(plain.keys() - set(remaining.now) - barriers)
+    return [i for i in others if ended[i] < before and remaining.take(i)]
 
 
 def _ended(
@@ -241,13 +226,10 @@ def _ended(
 ) -> dict[CommitId, datetime]:
     """When each commit ceased to be live: when the commit after which it was not was stored."""
     ended: dict[CommitId, datetime] = {i: one.info.modified for i, one in commits.items()}
-    before: set[CommitId] = set()
-    for commit_id, state in states(plain):
-        now_live = set(state)
-        for gone in before - now_live:
+    for state in states(plain):
+        for gone in state.ended:
             if gone in ended:
-                ended[gone] = commits[commit_id].info.modified
-        before = now_live
+                ended[gone] = commits[state.after].info.modified
     return ended
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -12,9 +11,10 @@ from ..config import DataConfig
 from ..errors import VersionNotFoundError
 from ..keywords import checked_keywords
 from .catalog import Catalog
-from .commits import Commit, CommitId, live_commits, states
+from .commits import CommitId, live_commits
+from .live import states
 from .objects import StoredObjects
-from .snapshot import Version
+from .snapshot import Version, Versions
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
     commits = {i: one.commit for i, one in stored.items()}
     live = set(live_commits(commits))
     log = []
-    for commit_id, state in states(commits):
+    versions = Versions(commits)
+    for state in states(commits):
+        commit_id = state.after
         commit, info = commits[commit_id], stored[commit_id].info
         objects = cast(StoredObjects, commit.objects)  # as in all commits that were read
         log.append(
@@ -58,15 +60,10 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
                 sum(objects.nbytes.tolist()),
                 tuple(map(str, commit.replaces)),
                 commit_id in live,
-                _version(state, commits),
+                versions.of(state.live),
             )
         )
     return log
-
-
-def _version(state: Collection[CommitId], commits: Mapping[CommitId, Commit]) -> Version | None:
-    there = {i: commits[i] for i in state if i in commits}
-    return Version.of(there) if len(there) == len(state) else None
 
 
 @checked_keywords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,10 +35,9 @@ class Version:
     @classmethod
     def of(cls, commits: Mapping[CommitId, Commit]) -> Version:
         """The version made of these commits, which were read, in this order."""
-        ids = tuple(map(str, commits))
-        digests = (f"{commit.digest:016x}" for commit in commits.values())
-        lines = "\n".join(map(" ".join, zip(ids, digests, strict=True)))
-        return cls(ids, hashlib.sha256(lines.encode()).hexdigest()[:16])
+        version = Versions(commits).of(tuple(commits))
+        assert version is not None
+        return version
 
     @classmethod
     def parse(cls, text: str) -> Version | None:
@@ -64,6 +63,48 @@ class Version:
 
     def __repr__(self) -> str:
         return f"Version({self.hash}, {len(self.commits)} commits)"
+
+
+class Versions:
+    """Versions of the same commits, one after another.
+
+    What one begins with as the one before it is not hashed again: else the versions after each of
+    10,000 commits would take minutes.
+    """
+
+    def __init__(self, commits: Mapping[CommitId, Commit]) -> None:
+        self._commits = commits
+        self._ids: list[CommitId] = []  # of the version before
+        self._names: list[str] = []
+        self._hashes = [hashlib.sha256()]  # of its first commits: none, one, two ...
+
+    def of(self, ids: Sequence[CommitId]) -> Version | None:
+        """The version made of these commits, in this order; None where one of them is gone."""
+        found = self.hash_of(ids)
+        return None if found is None else Version(tuple(self._names), found)
+
+    def hash_of(self, ids: Sequence[CommitId]) -> str | None:
+        """Its hash alone."""
+        self._cut(ids)
+        for commit_id in ids[len(self._ids) :]:
+            commit = self._commits.get(commit_id)
+            if commit is None:
+                return None
+            line = f"{commit_id} {commit.digest:016x}"
+            extended = self._hashes[-1].copy()
+            extended.update(f"\n{line}".encode() if self._ids else line.encode())
+            self._ids.append(commit_id)
+            self._names.append(str(commit_id))
+            self._hashes.append(extended)
+        return self._hashes[-1].hexdigest()[:16]
+
+    def _cut(self, ids: Sequence[CommitId]) -> None:
+        """Keep what the version before begins with as this one."""
+        count = len(self._ids)
+        if self._ids != list(ids[:count]):
+            pairs = enumerate(zip(self._ids, ids, strict=False))
+            count = next((place for place, (a, b) in pairs if a != b), min(count, len(ids)))
+            del self._ids[count:], self._names[count:], self._hashes[count + 1 :]
 
 
 def rows_text(start: int, stop: int) -> str:
