@@ -25,6 +25,8 @@ ALIGNMENT = 64
 MAX_OBJECT_NBYTES = 5 * 2**30  # S3 takes no larger single PUT
 MAX_ROWS = 2**31 - 1  # of an object; only reached by rows without bytes
 MAX_BLOCKS = 2**18  # of an object: more than the largest one has, of 32 KiB at least
+LEAST_BLOCK_NBYTES = 32 * 1024  # of a block in a column that has more than ...
+MAX_SMALL_BLOCKS = 128  # ... so many: else the blocks of a small object take more memory than it
 SMALL_COLUMN_SHARE = 64  # a column of at most 1/64 of its object is read whole with the checksums
 
 
@@ -62,6 +64,11 @@ class Column:
         """Bytes of every block but the last, which may be shorter."""
         return min(self.block_rows, self.rows) * self.row_nbytes
 
+    @property
+    def has_small_blocks(self) -> bool:
+        """Whether a block, unless the last, is smaller than any of a large column."""
+        return self.block_rows * self.row_nbytes < LEAST_BLOCK_NBYTES
+
     def block_range(self, block: int) -> Range:
         """Bytes of one block in the object."""
         start = self.offset + block * self.block_nbytes
@@ -77,8 +84,9 @@ def _column_blocks(column: Column) -> npt.NDArray[np.int64]:
 class ObjectLayout:
     """Where everything lies in an object of `rows` rows and `nbytes` bytes.
 
-    Raises `FormatError` where a part would lie outside the object or on another part, and for an
-    object or a number of blocks larger than any: a reader takes memory for each block.
+    Raises `FormatError` where a part would lie outside the object or on another part, or rows
+    before the checksums, and for an object or a number of blocks larger than any: a reader takes
+    memory for each block.
     """
 
     rows: int
@@ -93,9 +101,17 @@ class ObjectLayout:
                 "object layout: {} bytes, {} rows, {} blocks; ".format(*figures)
                 + f"an object has at most {MAX_OBJECT_NBYTES}, {MAX_ROWS} and {MAX_BLOCKS}"
             )
-        parts = [("checksums", *self.checksums_range)] if self.num_checksums else []
-        parts += [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
+        for name, column in self.columns.items():
+            if column.has_small_blocks and column.num_blocks > MAX_SMALL_BLOCKS:
+                raise FormatError(
+                    f"object layout: {name!r} has {column.num_blocks} blocks of "
+                    f"{column.block_nbytes} bytes; an object has at most {MAX_SMALL_BLOCKS} of an "
+                    f"attribute that are below {LEAST_BLOCK_NBYTES} bytes"
+                )
+        parts = [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
         parts.sort(key=lambda part: part[1:])
+        if self.num_checksums:  # before all rows: how many fit is known without the number of rows
+            parts.insert(0, ("checksums", *self.checksums_range))
         place = 1  # byte 0 belongs to HDF5
         for name, start, end in parts:
             if start % ALIGNMENT or start < place or end > self.nbytes:
@@ -171,29 +187,49 @@ def misfits(
     schema: Schema,
     rows: npt.NDArray[np.int64],
     nbytes: npt.NDArray[np.int64],
+    layout: npt.NDArray[np.int64],
+    *,
     offsets: npt.NDArray[np.int64],
     blocks: npt.NDArray[np.int64],
     checksums_offsets: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Of n sets of a layout's figures, those that `ObjectLayout` refuses: shape (n,).
+    """Of n objects' rows, bytes and places in m layouts, those that are wrong: shape (n,).
 
-    `offsets`, `blocks`: shape (n, attributes). Rows, nbytes and blocks are from 1 up, offsets
-    from 0, whatever else they may be; products that would overflow are never relied on.
+    Each of them is one that `ObjectLayout` refuses; there is none only where it refuses none.
+    `offsets`, `blocks`: shape (m, attributes). Rows, nbytes and blocks are from 1 up, offsets from
+    0, whatever else they may be.
+    Of each layout the object with the most rows is looked at: where that one's parts do not
+    overlap, nobody's do. So the time is that of reading the figures, however many objects have
+    however many attributes.
     """
-    columns = [i for i, a in enumerate(schema) if a.row_nbytes]  # the others have no part
-    too_large = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
-    if not columns:
-        return too_large
-    num_checksums = (-(-rows[:, None] // blocks[:, columns])).sum(axis=1)
-    units = np.array([*(a.row_nbytes for a in schema if a.row_nbytes), CHECKSUM_NBYTES])
-    counts = np.column_stack([*([rows] * len(columns)), num_checksums])
-    starts = np.column_stack([offsets[:, columns], checksums_offsets])
-    # No product here: where a part lies inside, its end is at most nbytes, and where all columns
-    # do and none overlaps another, there are fewer checksums than bytes.
-    too_large |= num_checksums > MAX_BLOCKS
-    outside = counts > (nbytes[:, None] - starts) // units
-    order = np.argsort(starts, axis=1)
-    ends = np.take_along_axis(starts + counts * units, order, axis=1)
-    overlapping = np.take_along_axis(starts, order, axis=1)[:, 1:] < ends[:, :-1]
-    misplaced = outside | (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
-    return np.asarray(too_large | misplaced.any(axis=1) | overlapping.any(axis=1))
+    columns = np.array([i for i, a in enumerate(schema) if a.row_nbytes], np.int64)
+    wrong = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
+    if not len(columns) or not len(rows):  # what has no bytes has no part
+        return wrong
+    order = np.lexsort((rows, layout))
+    largest = order[np.flatnonzero(np.diff(layout[order], append=-1))]
+    used = layout[largest]
+    place = np.searchsorted(used, layout)
+    units = np.array([a.row_nbytes for a in schema if a.row_nbytes])
+    most = np.minimum(rows[largest], MAX_ROWS)[:, None]  # more is wrong already; no sum overflows
+    block_rows = blocks[np.ix_(used, columns)]
+    num_blocks = -(-most // block_rows)
+    num_checksums = num_blocks.sum(axis=1)
+    too_small = (num_blocks > MAX_SMALL_BLOCKS) & (block_rows < -(-LEAST_BLOCK_NBYTES // units))
+
+    starts, table = offsets[np.ix_(used, columns)], checksums_offsets[used]
+    by_start = np.argsort(starts, axis=1)
+    sorted_starts = np.take_along_axis(starts, by_start, axis=1)
+    sorted_units = units[by_start]
+    overlapping = most > np.diff(sorted_starts, axis=1) // sorted_units[:, :-1]
+    misplaced = (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
+    wrong |= rows > ((nbytes - sorted_starts[place, -1]) // sorted_units[place, -1])
+    wrong[largest] |= (
+        (num_checksums > MAX_BLOCKS)
+        | (num_checksums > (sorted_starts[:, 0] - table) // CHECKSUM_NBYTES)
+        | (table % ALIGNMENT != 0)
+        | (table == 0)
+        | (too_small | misplaced).any(axis=1)
+        | overlapping.any(axis=1)
+    )
+    return wrong

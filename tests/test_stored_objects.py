@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +28,13 @@ from storage_loader.catalog import (
 )
 from storage_loader.errors import FormatError
 from storage_loader.hdf5 import template
-from storage_loader.layout import MAX_ROWS, ObjectLayout, misfits
+from storage_loader.layout import (
+    LEAST_BLOCK_NBYTES,
+    MAX_ROWS,
+    ObjectLayout,
+    block_rows,
+    misfits,
+)
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore
 
@@ -215,12 +223,13 @@ Figures = tuple[int, int, list[int], list[int], int]
 def tight(draw: st.DrawFn, schema: Schema) -> Figures:
     """rows, nbytes, offsets, block_rows and checksums_offset of a layout without a byte to spare,
     but that one figure may be off."""
-    rows = draw(st.sampled_from([1, 7, 100, 5000]))
-    blocks = [draw(st.sampled_from([1, 3, 1000])) for _ in schema]
+    rows = draw(st.sampled_from([1, 7, 100, 5000, 2_000_000]))
+    blocks = [draw(st.sampled_from([1, 3, 40, 1000, 11_000])) for _ in schema]
     num_checksums = sum(-(-rows // b) for a, b in zip(schema, blocks, strict=True) if a.row_nbytes)
     sizes = [*(rows * a.row_nbytes for a in schema), 8 * num_checksums]
     starts, end = [0] * len(sizes), 1
-    for part in draw(st.permutations(range(len(sizes)))):
+    order = draw(st.permutations(range(len(schema))))
+    for part in draw(st.sampled_from([[len(schema), *order], [*order, len(schema)]])):
         starts[part] = -(-end // 64) * 64
         end = starts[part] + sizes[part]
     all_figures = [end, *starts]
@@ -278,9 +287,120 @@ def test_a_table_of_layouts_is_checked_as_each_of_them(
     )
     shape = (len(layouts), len(schema))
     found = misfits(
-        schema, rows, nbytes, offsets.reshape(shape), blocks.reshape(shape), checksums_offsets
+        schema,
+        rows,
+        nbytes,
+        np.arange(len(layouts)),
+        offsets=offsets.reshape(shape),
+        blocks=blocks.reshape(shape),
+        checksums_offsets=checksums_offsets,
     )
     assert found.tolist() == [is_refused(schema, values) for values in layouts]
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(SCHEMAS).flatmap(
+        lambda schema: st.tuples(
+            st.just(schema),
+            st.lists(tight(schema) | wild(schema), min_size=1, max_size=4),
+            st.lists(
+                st.tuples(COUNTS, st.sampled_from([100, 3000, 2**20, 2**40]), st.integers(0, 3)),
+                max_size=12,
+            ),
+        )
+    )
+)
+def test_objects_of_shared_layouts_are_refused_where_one_of_them_is(
+    case: tuple[Schema, list[Figures], list[tuple[int, int, int]]],
+) -> None:
+    """With the rows and bytes of each layout's own, and others; what is named is refused."""
+    schema, layouts, more = case
+    forms = [(values[0], values[1], i) for i, values in enumerate(layouts)]
+    forms += [(rows, nbytes, i % len(layouts)) for rows, nbytes, i in more]
+    rows, nbytes, index = np.array(forms, np.int64).T
+    offsets, blocks, checksums_offsets = (
+        np.array([values[i] for values in layouts], np.int64) for i in (2, 3, 4)
+    )
+    figures = {"offsets": offsets, "blocks": blocks, "checksums_offsets": checksums_offsets}
+    found = misfits(schema, rows, nbytes, index, **figures).tolist()
+    refused = [is_refused(schema, (r, n, *layouts[i][2:])) for r, n, i in forms]
+    assert any(found) == any(refused)
+    assert all(is_wrong for is_wrong, said in zip(refused, found, strict=True) if said)
+
+
+def wide_commit(schema: Schema, layouts: int, count: int) -> bytes:
+    """A commit of objects that all differ in rows and bytes, of few layouts."""
+    names = schema.names
+    blocks = dict.fromkeys(names, 50)
+    written = [
+        {
+            "offsets": {name: 2**20 + 64 * shift + 2**10 * i for i, name in enumerate(names)},
+            "block_rows": blocks,
+            "checksums": 64,
+        }
+        for shift in range(layouts)
+    ]
+    columns = {
+        "key": [f"objects/w/a-{i:06d}.h5" for i in range(count)],
+        "rows": [1 + i % 100 for i in range(count)],
+        "nbytes": [4 * 10**9 + i for i in range(count)],
+        "checksum": ["0" * 16] * count,
+        "blocks_checksum": ["0" * 16] * count,
+        "layout": [i % layouts for i in range(count)],
+    }
+    document = {"format": 1, "schema": schema.hash, "replaces": [], "info": {}}
+    return json.dumps({**document, "layouts": written, "objects": columns}).encode()
+
+
+@pytest.mark.parametrize("shape", [(0,), ()], ids=["without bytes", "of a byte"])
+def test_memory_and_time_are_those_of_the_json(shape: tuple[int, ...]) -> None:
+    """Not of objects times attributes: 1.3 MB of JSON took 4.7 GiB and 28 s."""
+    schema = Schema.of([(f"x{i}", "uint8", shape) for i in range(3000)])
+    body = wide_commit(schema, layouts=2, count=3000)
+    begun = time.monotonic()
+    objects = Commit.from_bytes(body, schema, place="here").objects
+    assert isinstance(objects, StoredObjects)
+    joined = StoredObjects.joined(schema, [objects])
+    assert joined.rows.tolist() == [1 + i % 100 for i in range(3000)]
+    tracemalloc.start()
+    try:
+        parts = [Commit.from_bytes(body, schema, place="here").objects]
+        snapshot = snapshot_of(StoredObjects.joined(schema, parts), schema)
+        _, opening = tracemalloc.get_traced_memory()
+        for number, stored in enumerate(snapshot.objects):
+            assert len(stored.layout.columns) == 3000
+            if number == 200:
+                break
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert opening < 60 * len(body)
+    assert held < most < 160 * 2**20  # 200 layouts of 1 MB, of which 64 MiB are kept
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(("block", "is_refused"), [(1, True), (40, True), (79, False)])
+def test_small_blocks_are_few(block: int, is_refused: bool) -> None:
+    """2^18 blocks of a byte took 9 MiB for each object of 2 MiB."""
+    schema = Schema.of([("x", "uint8"), ("y", "uint8", (2**15,))])
+    rows = 10_000
+    figures = {"x": block, "y": 1}
+    num_checksums = sum(-(-rows // b) for b in figures.values())
+    place = 64 + -(-8 * num_checksums // 64) * 64
+    layout = {"rows": rows, "nbytes": 2**30, "checksums_offset": 64, "blocks": figures}
+    offsets = {"x": place, "y": place + 2**14}
+    if is_refused:
+        with pytest.raises(FormatError, match=r"'x' has \d+ blocks of \d+ bytes; an object has at"):
+            ObjectLayout.of(schema, offsets=offsets, **layout)
+    else:
+        assert ObjectLayout.of(schema, offsets=offsets, **layout).num_checksums == num_checksums
+
+
+def test_savers_make_no_small_blocks() -> None:
+    for nbytes in (1, 7, 1000, 32767, 32768, 40000, 65536, 65537, 10**6):
+        rows = block_rows(nbytes)
+        assert rows * nbytes >= LEAST_BLOCK_NBYTES
 
 
 # Whole datasets

@@ -28,7 +28,8 @@ _RECORD = np.dtype(
 )
 _END = ".h5"
 _DIGITS = 6
-_KEPT_LAYOUTS = 1024  # made from forms; one of a 64 MiB object may hold 16 KB of block ranges
+_KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns and 64 MiB
+_COLUMN_NBYTES, _BLOCK_NBYTES = 400, 32  # what a layout takes for each of them
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,27 @@ class StoredObject:
 class StoredObjects(Sequence[StoredObject]):
     """Stored objects in order. Immutable, picklable; equals a list or tuple of equal objects.
 
-    `forms` are the different layouts, int64 of shape (forms, 3 + 2 * attributes): rows, nbytes
-    and checksums_offset, then the offsets of the attributes, then their block_rows.
+    `layouts` are int64 of shape (layouts, 1 + 2 * attributes): checksums_offset, then the offsets
+    of the attributes, then their block_rows. `forms` are the layouts with the sizes of objects that
+    have them, int64 of shape (forms, 3): rows, nbytes, place in the layouts. Together they are no
+    more than what a commit says, however many objects have however many attributes.
     """
 
     def __init__(
         self,
         schema: Schema,
         stems: tuple[str, ...],
+        layouts: npt.NDArray[np.int64],
         forms: npt.NDArray[np.int64],
         records: npt.NDArray[Any],
     ) -> None:
         self._schema = schema
         self._stems = stems
+        self._layouts = layouts
         self._forms = forms
         self._records = records
-        self._layouts: dict[int, ObjectLayout] = {}  # by form
+        self._made_layouts: dict[int, ObjectLayout] = {}  # by form
+        self._made_nbytes = 0
 
     @classmethod
     def of(
@@ -77,6 +83,7 @@ class StoredObjects(Sequence[StoredObject]):
         schema: Schema,
         *,
         keys: Sequence[str],
+        layouts: npt.NDArray[np.int64],
         forms: npt.NDArray[np.int64],
         form: npt.NDArray[np.int64],
         checksums: npt.NDArray[np.uint64],
@@ -94,23 +101,27 @@ class StoredObjects(Sequence[StoredObject]):
         records["form"] = form
         records["checksum"] = checksums
         records["blocks_checksum"] = blocks_checksums
-        return cls(schema, tuple(stems), forms, records)
+        return cls(schema, tuple(stems), layouts, forms, records)
 
     @classmethod
     def joined(cls, schema: Schema, parts: Sequence[StoredObjects]) -> StoredObjects:
         """The objects of all parts, one after another."""
         stems: dict[str, int] = {}
+        layouts: dict[bytes, int] = {}
         forms: dict[bytes, int] = {}
         records = np.empty(sum(len(part) for part in parts), _RECORD)
         start = 0
         for part in parts:
+            of_part = part._forms.copy()
+            of_part[:, 2] = _places(layouts, _rows_of(part._layouts))[of_part[:, 2]]
             out = records[start : start + len(part)]
             out[:] = part._records
             out["stem"] = _places(stems, part._stems)[out["stem"]]
-            out["form"] = _places(forms, (form.tobytes() for form in part._forms))[out["form"]]
+            out["form"] = _places(forms, _rows_of(of_part))[out["form"]]
             start += len(part)
-        table = np.frombuffer(b"".join(forms), np.int64).reshape(-1, 3 + 2 * len(schema))
-        return cls(schema, tuple(stems), table, records)
+        table = np.frombuffer(b"".join(layouts), np.int64).reshape(-1, 1 + 2 * len(schema))
+        sizes = np.frombuffer(b"".join(forms), np.int64).reshape(-1, 3)
+        return cls(schema, tuple(stems), table, sizes, records)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -142,11 +153,15 @@ class StoredObjects(Sequence[StoredObject]):
         return f"{self._stems[stem]}{digits}{_END}"
 
     def _layout(self, form: int) -> ObjectLayout:
-        layout = self._layouts.get(form)
+        layout = self._made_layouts.get(form)
         if layout is None:
-            if len(self._layouts) >= _KEPT_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[form] = layout_of(self._schema, self._forms[form])
+            layout = layout_of(self._schema, self._forms[form], self._layouts)
+            nbytes = _COLUMN_NBYTES * len(self._schema) + _BLOCK_NBYTES * layout.num_checksums
+            if self._made_nbytes + nbytes > _KEPT_NBYTES:
+                self._made_layouts.clear()
+                self._made_nbytes = 0
+            self._made_layouts[form] = layout
+            self._made_nbytes += nbytes
         return layout
 
     def _made(self, record: tuple[int, ...]) -> StoredObject:
@@ -164,7 +179,8 @@ class StoredObjects(Sequence[StoredObject]):
 
     def __getitem__(self, index: int | slice) -> StoredObject | StoredObjects:
         if isinstance(index, slice):
-            return StoredObjects(self._schema, self._stems, self._forms, self._records[index])
+            records = self._records[index]
+            return StoredObjects(self._schema, self._stems, self._layouts, self._forms, records)
         return self._made(self._records[operator.index(index)].item())
 
     def __iter__(self) -> Iterator[StoredObject]:
@@ -178,15 +194,18 @@ class StoredObjects(Sequence[StoredObject]):
     __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
 
     def __repr__(self) -> str:
-        return f"StoredObjects({len(self)} objects, {len(self._forms)} layouts)"
+        return f"StoredObjects({len(self)} objects, {len(self._layouts)} layouts)"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_layouts": {}}
+        return {**self.__dict__, "_made_layouts": {}, "_made_nbytes": 0}
 
 
-def layout_of(schema: Schema, form: npt.NDArray[np.int64]) -> ObjectLayout:
+def layout_of(
+    schema: Schema, form: npt.NDArray[np.int64], layouts: npt.NDArray[np.int64]
+) -> ObjectLayout:
     """The layout that a form stands for; raises `FormatError` where it is none."""
-    rows, nbytes, checksums_offset, *places = form.tolist()
+    rows, nbytes, layout = form.tolist()
+    checksums_offset, *places = layouts[layout].tolist()
     offsets, blocks = places[: len(schema)], places[len(schema) :]
     columns = {
         a.name: Column(offset, rows, a.row_nbytes, block_rows)
@@ -207,3 +226,7 @@ def _split(key: str) -> tuple[str, int]:
 def _places(known: dict[Any, int], values: Iterable[Any]) -> npt.NDArray[np.uint32]:
     """The place of each value among the known ones; new ones are added."""
     return np.array([known.setdefault(value, len(known)) for value in values], np.uint32)
+
+
+def _rows_of(table: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    return (row.tobytes() for row in table)

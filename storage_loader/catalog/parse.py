@@ -52,6 +52,7 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
     objects = StoredObjects.of(
         schema,
         keys=keys,
+        layouts=table,
         forms=_forms(np.array(list(shapes), np.int64).reshape(-1, 3), table, schema, place),
         form=np.array(form, np.int64),
         checksums=checksums,
@@ -141,15 +142,15 @@ def _by_attribute(values: list[Any], what: str, least: int, schema: Schema, plac
     return numbers.reshape(-1, len(names))
 
 
-def _forms(shapes: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
-    """Each layout with the rows and nbytes it is used with, as in `StoredObjects`."""
-    forms = np.hstack([shapes[:, :2], layouts[shapes[:, 2]]])
-    rows, nbytes, checksums_offsets = forms[:, :3].T
-    offsets, blocks = np.split(forms[:, 3:], 2, axis=1)
-    wrong = misfits(schema, rows, nbytes, offsets, blocks, checksums_offsets)
+def _forms(forms: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
+    """The forms themselves, as in `StoredObjects`, if their layouts fit."""
+    rows, nbytes, index = forms.T
+    offsets, blocks = np.split(layouts[:, 1:], 2, axis=1)
+    figures = {"offsets": offsets, "blocks": blocks, "checksums_offsets": layouts[:, 0]}
+    wrong = misfits(schema, rows, nbytes, index, **figures)
     try:
         for form in forms[wrong]:
-            layout_of(schema, form)  # raises, and says why
+            layout_of(schema, form, layouts)  # raises, and says why
     except FormatError as error:
         raise FormatError(f"{place}: {error}") from error
     return forms
