@@ -45,7 +45,7 @@ SCHEMAS = (
     Schema((Attribute("none", "int64", (0,)), Attribute("x", "int32", (3,)))),
     Schema((Attribute("none", "int64", (0,)),)),
 )
-MANY = 3000  # more objects, each of a layout of its own, than layouts are kept
+MANY = 3000  # objects, each of a layout of its own
 
 
 def stored_object(number: int, rows: int, key: str | None = None) -> StoredObject:
@@ -137,6 +137,14 @@ def test_objects_of_one_layout_share_it() -> None:
     part = columns(CASES["some"])
     objects = StoredObjects.joined(SCHEMA, [part, part])
     assert len({id(o.layout) for o in objects}) == 3
+
+
+def test_layouts_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_loader.catalog.objects._KEPT_NBYTES", 10_000)  # of seven layouts
+    lazy = columns(CASES["many"])
+    for _ in range(2):
+        assert list(lazy) == CASES["many"]
+        assert len(lazy._made_layouts) < 8
 
 
 def test_a_pickled_snapshot_is_small_and_the_same() -> None:
