@@ -290,6 +290,8 @@ def _open_or_make(name: str, folder: int, size: int) -> int:
         try:
             os.ftruncate(descriptor, size)
         except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)  # else others wait until it has its size
             os.close(descriptor)
             raise
         return descriptor
