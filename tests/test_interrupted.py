@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -415,3 +416,44 @@ def test_ctrl_c_at_any_moment(
             other(make(range(committed, committed + 2)))
         assert stored(the_config) == list(range(committed + 2))
         assert len(Dataset(the_config)) == committed + 2
+
+
+@NAMES
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("then", ["rows_committed", "commit", "close", "save"])
+def test_a_second_interrupt_where_the_first_one_is_noted(
+    memory: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    after: bool,
+    then: str,
+) -> None:
+    the_config = config(memory)
+
+    def interrupt(call: Call) -> None:
+        if call.verb == "put" and "/metadata/" in call.key:
+            raise KeyboardInterrupt
+
+    def second(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is DataSaver._fail.__code__:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        stores = watch(patch, **{"after" if after else "before": interrupt})
+        saver = DataSaver(the_config, writer=name)
+        saver(make(range(BATCH)))
+        tracer = sys.gettrace()
+        sys.settrace(second)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                saver.commit()
+        finally:
+            sys.settrace(tracer)
+    for store in stores:
+        store.before = store.after = lambda call: None
+    if then != "rows_committed":
+        with pytest.raises(SaverError, match="KeyboardInterrupt"):
+            {"commit": saver.commit, "close": saver.close, "save": lambda: saver(make([9]))}[then]()
+    go_on(the_config, saver, name)
+    saver.abort()

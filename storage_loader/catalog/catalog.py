@@ -46,6 +46,7 @@ _TRIES = 3  # of what is listed and not there: it may be on its way out
 AT_ONCE = 100
 
 DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
+_LISTINGS = 100  # each needs a saver that had listed before all others and publishes just then
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -173,12 +174,16 @@ class Catalog:
         if len(listed) <= AT_ONCE or not found:
             return found
         last = max(found).seq
-        for _ in range(_TRIES):
+        for _ in range(_LISTINGS):
             before = found
             found = {i: info for i, info in self._listed().items() if i.seq <= last}
             if found.keys() <= before.keys():
-                break
-        return found
+                return found
+        raise StoreError(
+            f"list {self.store.url}/{self.commit_folder}: {_LISTINGS} listings in turn each hold "
+            "commits that were not there before, and belong before others that were; no saver does "
+            "that: see what else writes there"
+        )
 
     def _listed(self) -> dict[CommitId, ObjectInfo]:
         """All commits that were there before, and some of those that come meanwhile."""

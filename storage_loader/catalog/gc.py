@@ -41,7 +41,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import groupby, islice
 from typing import Literal
@@ -61,8 +61,8 @@ GRACE = timedelta(hours=24)
 KEEP = timedelta(days=7)
 
 _WRITER = r"objects/[A-Za-z0-9][A-Za-z0-9._-]*"
-_OBJECT = re.compile(rf"({_WRITER}/[0-9a-f]+)(-\d{{6,}}\.h5|\.lease)")
-_CLAIM = re.compile(rf"{_WRITER}/(\d{{6}}|committed)\.claim")
+_OBJECT = re.compile(rf"({_WRITER}/[0-9a-f]+)(-\d{{6,}}\.h5|\.lease)", re.ASCII)
+_CLAIM = re.compile(rf"{_WRITER}/(\d{{6}}|committed)\.claim", re.ASCII)
 _PROBE = re.compile(r"gc-[0-9a-f]{16}\.probe")
 _PROBE_AGE = timedelta(hours=1)  # another collection's may be a moment old
 _AT_ONCE = 1000  # keys of one deletion
@@ -171,7 +171,7 @@ def plan(
     `listed` is what the store had before `commits`, all there are, were read. No commit of the
     writers `spared` goes.
     """
-    replaced = _replaced(now - keep, commits, spared)
+    replaced = _replaced(_earlier(now, keep), commits, spared)
     released = _keys(prefix, commits, replaced)
     named = _keys(prefix, commits, commits.keys() - set(replaced))
     attempts: dict[str, datetime] = {}
@@ -214,6 +214,14 @@ def _keys(
 ) -> set[str]:
     """Keys in the store of the objects that these commits name."""
     return {f"{prefix}/{o.key}" for i in ids for o in commits[i].commit.objects}
+
+
+def _earlier(now: datetime, by: timedelta) -> datetime:
+    """A time before now; the first there is where `by` is more than all time."""
+    try:
+        return now - by
+    except OverflowError:
+        return datetime.min.replace(tzinfo=timezone.utc)
 
 
 def _is_metadata(key: str) -> bool:

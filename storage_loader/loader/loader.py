@@ -194,7 +194,9 @@ class DataLoader(View):
         snapshot = self._at(loaded.pinned)
         order, subset = self._order_of(snapshot, loaded.seed)
         loaded.check_order(_settings(order, subset))
-        if loaded.rows > order.num_rows or loaded.stop_epoch <= loaded.epoch:
+        if loaded.rows > order.num_rows or not (
+            loaded.first_epoch <= loaded.epoch < loaded.stop_epoch
+        ):
             raise LoaderError(
                 f"the state stands at row {loaded.rows} of {order.num_rows} in epoch "
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
@@ -209,7 +211,7 @@ class DataLoader(View):
 
     def _has_begun(self, state: State) -> bool:
         """Whether something of the iteration that a state stands in may have been received."""
-        return state.rows > 0 or state.stop_epoch - state.epoch < self._epochs
+        return state.has_begun
 
     def _reading(self: L, snapshot: Snapshot) -> L:
         other = super()._reading(snapshot)
@@ -353,7 +355,7 @@ class DataLoader(View):
         epoch = state.epoch + 1
         if epoch < state.stop_epoch:
             return replace(state, epoch=epoch, rows=0)
-        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs)
+        return self._start_state(epoch)
 
     def _epoch_of(self, state: State) -> Epoch:
         order, subset = self._ordered(state.seed)
@@ -395,14 +397,17 @@ class DataLoader(View):
         )
         return order, subset
 
-    def _start_state(self) -> State:
+    def _start_state(self, epoch: int | None = None) -> State:
+        """Of an iteration that begins with `epoch`, the next one by default."""
+        epoch = self._epoch if epoch is None else epoch
         return State(
             dataset=self.config.dataset_prefix,
             version=self.version.text,
             **_settings(*self._ordered()),
             seed=self._seed,
-            epoch=self._epoch,
-            stop_epoch=self._epoch + self._epochs,
+            first_epoch=epoch,
+            epoch=epoch,
+            stop_epoch=epoch + self._epochs,
             rows=0,
         )
 

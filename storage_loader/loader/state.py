@@ -10,7 +10,7 @@ from ..catalog import Version
 from ..errors import LoaderError
 from ..keywords import reject_unknown, shown
 
-_INTEGERS = ("seed", "epoch", "stop_epoch", "rows", "block", "window")
+_INTEGERS = ("seed", "first_epoch", "epoch", "stop_epoch", "rows", "block", "window")
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,15 @@ class State:
     block: int  # rows; 0 where the order has none
     window: int
     seed: int
+    first_epoch: int  # of the iteration
     epoch: int
     stop_epoch: int  # first epoch that the iteration does not run through
     rows: int  # of the epoch, received in the global order
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of the iteration was received."""
+        return self.rows > 0 or self.epoch > self.first_epoch
 
     def to_dict(self) -> dict[str, Any]:
         """Plain integers and strings."""

@@ -165,6 +165,7 @@ class DataSaver:
         try:
             self._append(arrays, rows)
         except BaseException as error:  # an interrupt too: part of a batch is never committed
+            self._state = "failed"
             self._fail(error)
             raise
         if self._bar is not None:
@@ -227,6 +228,7 @@ class DataSaver:
             self._rows.committed = self._rows.saved
             self._rows.publication = None
         except BaseException as error:
+            self._state = "failed"  # here: a second Ctrl-C comes where a function is called
             self._fail(error)
             if isinstance(error, StorageLoaderError):
                 raise self._failed() from error
@@ -334,7 +336,7 @@ class DataSaver:
             raise SaverError(f"this saver is {self._state}; make another one")
         if self._state == "new":
             return
-        if self._uploads.failure is not None:
+        if self._state == "failed" or self._uploads.failure is not None:
             self._state = "failed"
             raise self._failed() from self._uploads.failure
 
@@ -356,7 +358,7 @@ class DataSaver:
 
     @property
     def _reason(self) -> str:
-        failure = self._uploads.failure
+        failure = self._uploads.failure or KeyboardInterrupt()  # a second one kept the first away
         text = str(failure) if isinstance(failure, StorageLoaderError) else printable(str(failure))
         return text or type(failure).__name__
 

@@ -52,6 +52,7 @@ _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here,
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+_LAST_TIME = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _TICK = 0.01  # s: the clock of file systems stands still for so long
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -296,7 +297,8 @@ def read_pieces(
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
-    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc)
+    # A file's time may be any: one that no calendar has is the nearest one.
+    modified = datetime.fromtimestamp(min(max(status.st_mtime, 0), _LAST_TIME), timezone.utc)
     return ObjectInfo(key, status.st_size, modified, kind_of(status.st_mode))
 
 

@@ -161,7 +161,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         )
         if resumes and resumed is not None:
             return resumed
-        return replace(self._start_state(), epoch=epoch, stop_epoch=epoch + self._epochs), self
+        return self._start_state(epoch), self
 
     @property
     def _epoch(self) -> int:
