@@ -20,6 +20,7 @@ from rows import numbers_in, numbers_of
 from test_cache_files import LARGE, cached_files, fill, ranges
 
 from storage_loader import DataConfig, DataLoader
+from storage_loader.loader import cache
 from storage_loader.loader.cache import Cache
 from storage_loader.store import open_store
 
@@ -433,3 +434,26 @@ def test_an_evictor_and_a_loader_at_once(
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_cache_that_is_removed_while_room_is_made(
+    several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """`rm -rf` of the folder, after its files were listed."""
+    watch(monkeypatch, local=False)
+    settings: dict[str, Any] = {"cache_dir": cache_dir, "cache_size": 2 * OBJECT}
+    list(DataLoader(several, batch_size=64, **settings))
+    real, left = cache._cache_files, [step]
+
+    def files(folder: int) -> list[Any]:
+        found = list(real(folder))
+        left[0] -= 1
+        if left[0] == -1:
+            shutil.rmtree(cache_dir)
+        return found
+
+    monkeypatch.setattr(cache, "_cache_files", files)
+    loader = DataLoader(several, batch_size=64, shuffle=True, **settings)
+    assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
+    assert left[0] < 0

@@ -45,6 +45,7 @@ from storage_loader.errors import (
     StoreError,
 )
 from storage_loader.store import FolderStore
+from storage_loader.store.folder import _info
 
 WIDE = (Attribute("pixels", "uint8", (9000,)), Attribute(ROW, "int64"))  # 7 rows in 64 KiB
 ZERO = timedelta(0)
@@ -549,9 +550,60 @@ def test_a_config_is_read_up_to_a_limit(
     writer.join()
 
 
-# Names, and depth
+def test_a_folder_that_is_moved_away_leads_to_nobodys_folder(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty folder of the writer's name, where the writer's folder is moved to: it stays."""
+    writer = place.dataset / "objects" / "w"
+    (place.outside / "w").mkdir()
+    unlink = os.unlink
+
+    def last(name: str, **options: Any) -> None:
+        unlink(name, **options)
+        if writer.exists() and not any(writer.iterdir()):
+            writer.rename(place.outside / "moved")
+
+    monkeypatch.setattr(os, "unlink", last)
+    delete(place.config)
+    (place.outside / "moved").rmdir()
+    (place.outside / "w").rmdir()
+    place.assert_untouched()
+
+
+# Names, times and depth
 
 NAMES = [b"line\nbreak", b"\x1b[31mred", b"\x7f", b"\xff\xfe", b"\xc3\x28", b" ", b"\xe2\x80\xae"]
+
+
+@pytest.mark.parametrize("seconds", [2**33, -(2**30)])
+@pytest.mark.parametrize("part", FILES)
+def test_a_file_may_have_any_time(place: Place, part: str, seconds: int) -> None:
+    os.utime(FILES[part](place), (0, seconds))
+    assert stored(place.config) == ROWS
+    assert len(commit_log(place.config)) == 2
+    assert not verify_dataset(place.config).problems
+    collect_garbage(place.config)
+    append(place.config)
+    assert stored(place.config) == [*ROWS, *range(30, 35)]
+    delete(place.config)
+    place.assert_untouched()
+
+
+@pytest.mark.parametrize("seconds", [2**40, -(2**40), 2**62])  # some file systems have them
+def test_a_time_that_no_calendar_has_is_the_nearest(seconds: int) -> None:
+    status = os.stat_result((stat.S_IFREG, 0, 0, 1, 0, 0, 5, 0, seconds, 0))
+    assert _info("key", status).modified.year in (1970, 9999)
+
+
+@pytest.mark.parametrize("name", [f"abc-{chr(0x660) * 6}.h5", f"{chr(0xFF10) * 6}.claim"])
+def test_digits_of_another_script_are_none(place: Place, name: str) -> None:
+    odd = place.dataset / "objects" / "w" / name
+    odd.write_bytes(b"mine")
+    os.utime(odd, (0, 0))
+    collected = collect_garbage(place.config, keep=timedelta.max, grace=ZERO)
+    assert collected.foreign == (str(odd.relative_to(place.root)),)
+    assert odd.read_bytes() == b"mine"
+    assert stored(place.config) == ROWS
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -259,3 +260,34 @@ def test_a_fork_before_the_first_use_keeps_the_fast_client(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["child ObstoreS3", "parent ObstoreS3"]
+
+
+IMPORTS = """
+import sys
+
+import numpy as np
+from storage_loader import DataConfig, DataLoader, Dataset, save
+
+config = DataConfig("numbers", [("x", "int64")], storage=sys.argv[1])
+save(config, {"x": np.arange(20_000)})
+before = set(sys.modules)
+for shuffle in (False, True, "global"):
+    loader = DataLoader(config, batch_size=100, shuffle=shuffle, transform=lambda batch: batch)
+    assert sorted(np.concatenate([b["x"] for b in loader]).tolist()) == list(range(20_000))
+assert Dataset(config)[[3, 1]]["x"].tolist() == [3, 1]
+print(sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize("storage", ["memory://numbers", "folder"])
+def test_no_module_is_imported_while_rows_are_loaded(storage: str, tmp_path: Path) -> None:
+    """A child that is forked in the middle of an import has half of the module, for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, storage],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

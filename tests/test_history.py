@@ -117,6 +117,10 @@ MANY: dict[str, Commits] = {
     "one replaces many that are gone": {
         CommitId(1, "w", 0): Commit(HASH, (), tuple(CommitId(n, "x", n) for n in range(2, 20_000)))
     },
+    "many ask again, and one holds much": {
+        CommitId(500, "w", 0): Commit(HASH, (), tuple(CommitId(n, "x", n) for n in range(50_000))),
+        **{CommitId(n, "w", n): Commit(HASH, (), (CommitId(1, "z", 0),)) for n in range(501, 1500)},
+    },
     "one number": {CommitId(seq, "w", 0): Commit(HASH) for seq in range(1, 3000)},
 }
 

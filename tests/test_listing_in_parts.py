@@ -27,6 +27,7 @@ from storage_loader import (
 )
 from storage_loader.catalog import Catalog, catalog
 from storage_loader.catalog.catalog import AT_ONCE
+from storage_loader.errors import StoreError
 from storage_loader.store import MemoryStore, ObjectInfo, Store
 
 DAY = timedelta(days=1)
@@ -251,6 +252,6 @@ def test_a_store_that_lists_something_new_each_time_is_left_at_last(
     monkeypatch.setattr(catalog, "AT_ONCE", 1)
     monkeypatch.setattr(catalog, "open_store", lambda _: store)
     store.page = 1000
-    with pytest.raises(StoreError, match="100 listings in turn .* see what else writes there"):
+    with pytest.raises(StoreError, match=r"100 listings in turn .* see what else writes there"):
         Catalog(the_config, store).commit_ids()
     assert store.listings == 101

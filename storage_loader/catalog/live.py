@@ -138,11 +138,11 @@ class LiveCommits:
     def _ask(self, place: int) -> None:
         """Whether a commit takes effect, all later ones being settled."""
         names, holders = self._names[place], self._holders
-        held = names & holders.keys()
+        held = [name for name in names if name in holders]  # `holders.keys()` may be far more
         if any(holders[name] > place for name in held):
             if self._effective[place]:
                 self._release(place)
-            self._ask_below(place, names - holders.keys())
+            self._ask_below(place, [name for name in names if name not in holders])
         elif not self._effective[place]:
             self._effective[place] = True
             for earlier in {holders[name] for name in held}:

@@ -114,6 +114,8 @@ class Cache:
         except LockTimeoutError:
             self._refused_until = time.monotonic() + _REFUSED
             return False
+        except FileNotFoundError:  # somebody removes the folder just now
+            return False
         except OSError as error:
             if error.errno in FULL:
                 return False
@@ -154,7 +156,8 @@ class Cache:
         for _, nbytes, place, name in files:
             if room >= wanted:
                 break
-            with open_below(usage.folder, place) as folder:
+            is_gone = True
+            with suppress(FileNotFoundError), open_below(usage.folder, place) as folder:
                 is_gone = delete_unused(name, folder)
             if is_gone:
                 usage.total -= nbytes

@@ -88,22 +88,18 @@ def sync_folder(here: int) -> None:
             os.close(readable)
 
 
-def remove_empty(here: int, parts: Sequence[str]) -> None:
-    """Remove the folder root/parts, open as `here`, and those above it, as far as they are empty.
+def remove_empty(root: Path, parts: Sequence[str]) -> None:
+    """Remove the folder root/parts and those above it, as far as they are empty. Never the root.
 
-    Never the root.
+    Each is reached from the root: by ".." one that was moved meanwhile would lead elsewhere.
     """
-    here = os.dup(here)
-    try:
-        for name in reversed(parts):
-            above = os.open("..", _PASS, dir_fd=here)
-            os.close(here)
-            here = above
-            os.rmdir(name, dir_fd=here)
-    except OSError:  # not empty, already gone, or someone just put an object in it
-        pass
-    finally:
-        os.close(here)
+    with contextlib.suppress(OSError):  # not empty, already gone, or someone put an object in it
+        for depth in reversed(range(len(parts))):
+            above = open_folder(root, parts[:depth])
+            try:
+                os.rmdir(parts[depth], dir_fd=above)
+            finally:
+                os.close(above)
 
 
 def folders_in(root: Path, parts: Sequence[str]) -> list[str]:

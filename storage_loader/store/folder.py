@@ -280,7 +280,7 @@ class FolderStore(Store):
                             here = opened.enter_context(self._folder(parts))
                         os.unlink(key.rpartition("/")[2], dir_fd=here)
                 if here >= 0:
-                    remove_empty(here, parts)
+                    remove_empty(self.root, parts)
 
 
 def read_pieces(
