@@ -5,7 +5,7 @@ for those who do not know ours. Errors of other libraries are mapped where they 
 (`store/`, `hdf5/`) and chained with `raise ... from`.
 """
 
-from .text import printable
+from . import text
 
 
 class StorageLoaderError(Exception):
@@ -17,7 +17,7 @@ class StorageLoaderError(Exception):
 
     def __init__(self, *lines: object, message: str | None = None) -> None:
         """`message`: all lines in one text, as another error has them; torch gives it so, too."""
-        super().__init__(*(lines if message is None else (_Lines(message),)))
+        super().__init__(*(lines if message is None else (text.Lines(message),)))
 
     @property
     def message(self) -> str:
@@ -28,16 +28,10 @@ class StorageLoaderError(Exception):
         return "\n".join(map(_shown, self.args))
 
 
-class _Lines(str):
-    """Text whose ends of lines are meant."""
-
-    __slots__ = ()
-
-
 def _shown(line: object) -> str:
-    if isinstance(line, _Lines):
-        return "\n".join(map(printable, line.split("\n")))
-    return printable(str(line))
+    if isinstance(line, text.Lines):
+        return "\n".join(map(text.printable, line.split("\n")))
+    return text.printable(str(line))
 
 
 class ConfigError(StorageLoaderError, ValueError):

@@ -13,3 +13,9 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class Lines(str):
+    """Text whose ends of lines are meant."""
+
+    __slots__ = ()

@@ -39,9 +39,11 @@ from storage_loader import (
 from storage_loader.catalog import Catalog, Commit, CommitId
 from storage_loader.errors import (
     ConfigError,
+    FormatError,
     NotAnObjectError,
     ObjectExistsError,
     SaverError,
+    StorageLoaderError,
     StoreError,
 )
 from storage_loader.store import FolderStore
@@ -568,6 +570,42 @@ def test_a_folder_that_is_moved_away_leads_to_nobodys_folder(
     (place.outside / "moved").rmdir()
     (place.outside / "w").rmdir()
     place.assert_untouched()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "a file"])
+def test_what_stands_in_the_place_of_all_commits_is_an_error(place: Place, kind: str) -> None:
+    metadata = place.dataset / "metadata"
+    metadata.rename(place.root / "saved")
+    if kind == "a file":
+        metadata.write_bytes(b"")
+    else:
+        os.mknod(metadata, KINDS[kind] | 0o600)
+    for read in (stored, commit_log, append, lambda c: collect_garbage(c, grace=ZERO, keep=ZERO)):
+        with pytest.raises(StorageLoaderError, match="/metadata"):
+            read(place.config)
+    assert verify_dataset(place.config).problems
+    metadata.unlink()
+    (place.root / "saved").rename(metadata)
+    assert stored(place.config) == ROWS
+    metadata.rename(place.root / "saved")
+    os.mkfifo(metadata)
+    delete(place.config)
+    assert not place.dataset.exists()
+    place.assert_untouched()
+
+
+@pytest.mark.parametrize("seq", [1, 3, 10**9, 10**11 - 1])
+def test_a_claim_that_was_edited_takes_nothing_back(place: Place, seq: int) -> None:
+    """Commit 1 of the writer is the second of all; its claim says otherwise."""
+    [claim] = (place.dataset / "objects" / "w").glob("000001.claim")
+    claim.write_bytes(claim.read_bytes().replace(b"000000000002-w", b"%012d-w" % seq))
+    with pytest.raises(FormatError, match=r"000001\.claim: it claims "):
+        append(place.config)
+    assert stored(place.config) == ROWS
+    assert len(list((place.dataset / "metadata").iterdir())) == 2
+    with DataSaver(place.config) as saver:
+        saver(make(range(30, 32)))
+    assert stored(place.config) == [*ROWS, 30, 31]
 
 
 # Names, times and depth

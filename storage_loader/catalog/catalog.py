@@ -32,7 +32,16 @@ from ..errors import (
 from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
-from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim, mark_key
+from .claims import (
+    Resumed,
+    barrier,
+    check_claim,
+    claim_body,
+    claim_key,
+    claimed_id,
+    last_claim,
+    mark_key,
+)
 from .commits import FORMAT, LAST_SEQ, Commit, CommitId, live_commits, read_json
 from .live import states
 from .objects import StoredObject, StoredObjects
@@ -171,6 +180,8 @@ class Catalog:
         What is missing from a later listing was deleted, which changes nothing that readers see.
         """
         found = self._commits_among(listed)
+        if not listed:
+            self._check_not_hidden()
         if len(listed) <= AT_ONCE or not found:
             return found
         last = max(found).seq
@@ -184,6 +195,19 @@ class Catalog:
             "commits that were not there before, and belong before others that were; no saver does "
             "that: see what else writes there"
         )
+
+    def _check_not_hidden(self) -> None:
+        """Raise `FormatError` where something that is no folder stands in the commits' place.
+
+        It reads as a folder without commits, while these lie elsewhere, and all objects would be
+        garbage.
+        """
+        with contextlib.suppress(ObjectNotFoundError):
+            self.store.head(self.commit_folder)
+            raise FormatError(
+                f"{self.store.url}/{self.commit_folder}: an object stands where the folder of the "
+                "commits must be; put the folder back, or remove the dataset"
+            )
 
     def _listed(self) -> dict[CommitId, ObjectInfo]:
         """All commits that were there before, and some of those that come meanwhile."""
@@ -324,8 +348,11 @@ class Catalog:
         last = -1
         if claim is not None:
             data = bytes(self.store.get(claim))
-            claimed = claimed_id(data, claim, place=f"{self.store.url}/{claim}")
-            if claimed not in self._listed():
+            place = f"{self.store.url}/{claim}"
+            claimed = claimed_id(data, claim, place=place)
+            listed = self._listed()
+            check_claim(claimed, listed, place=place)
+            if claimed not in listed:
                 # Where the key exists now, it was published meanwhile, or barred by another.
                 with contextlib.suppress(ObjectExistsError):
                     body = barrier(schema, claimed).to_bytes()
@@ -394,6 +421,7 @@ class Catalog:
         # Without that commit a reader finds commits whose objects are gone, not some of the rows.
         rest.sort(key=lambda key: key.startswith(f"{self.commit_folder}/"))
         self.store.delete(rest)
+        self.store.delete_unfinished([i.key for i in self.store.list_unfinished(self.prefix)])
         for key in last:
             self.store.delete([key])
 

@@ -26,6 +26,8 @@ from .commits import FORMAT, Commit, CommitId, read_json
 
 MARK = canonical_json({"format": FORMAT})  # body of a writer's mark
 
+_AHEAD = 10**6  # of what is listed: later commits may have been collected since
+
 _NAME = re.compile(r"(\d{6})\.claim", re.ASCII)
 
 
@@ -66,6 +68,19 @@ def claimed_id(data: bytes, key: str, *, place: str) -> CommitId:
     if commit_id is None or not key.endswith(f"/{claim_key(commit_id)}"):
         raise FormatError(f"{place}: {shown(value['commit'])} is no commit that this claims")
     return commit_id
+
+
+def check_claim(claimed: CommitId, listed: Iterable[CommitId], *, place: str) -> None:
+    """Raise `FormatError` where no saver can have made this claim beside these commits.
+
+    A barrier under its id would take back what is published under another id of that number, or
+    leave no number to the commits that follow.
+    """
+    others = [i for i in listed if (i.writer, i.number) == (claimed.writer, claimed.number)]
+    if others and claimed not in others:
+        raise FormatError(f"{place}: it claims {claimed}, and {others[0]} is published")
+    if claimed.seq > _AHEAD + max((i.seq for i in listed), default=0):
+        raise FormatError(f"{place}: it claims {claimed}, far beyond all commits; remove the claim")
 
 
 def barrier(schema: Schema, commit_id: CommitId) -> Commit:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from queue import Empty, SimpleQueue
 
 from ..errors import StorageLoaderError
 from ..store import Store
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 # are spared for their own age, so the first lease is due only after ten minutes: most savers
 # never ask their store for one.
 RENEW_SECONDS = 600.0
+
+_END = -1.0
 
 
 class Lease:
@@ -30,38 +33,37 @@ class Lease:
         self._store = store
         self._key = key
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        # When it is due, None while it is not held, or `_END`. Not a condition: Ctrl-C within one
+        # leaves its lock behind, and the thread that is joined would wait for it for ever.
+        self._told: SimpleQueue[float | None] = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._due: float | None = None  # None while it is not held
-        self._ended = False
+        self._is_held = False
         self._written = False
 
     def hold(self) -> None:
         """There are objects without a commit."""
-        with self._changed:
-            if self._due is not None or self._ended:
-                return
-            self._due = time.monotonic() + RENEW_SECONDS
+        if self._is_held:
+            return
+        self._is_held = True
+        self._told.put(time.monotonic() + RENEW_SECONDS)
+        with self._starting:
             if self._thread is None:
                 # A saver that was forgotten must not keep its process alive for ten minutes.
                 self._thread = threading.Thread(
                     target=self._keep, name="storage_loader-save-lease", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify()
 
     def release(self) -> None:
         """All objects belong to a commit."""
-        with self._changed:
-            self._due = None
-            self._changed.notify()
+        self._is_held = False
+        self._told.put(None)
 
     def abandon(self) -> None:
         """Let the thread end by itself; the object stays and grows old."""
-        if self._pid == os.getpid():  # the lock of a forked process may be held for ever
-            with self._changed:
-                self._ended = True
-                self._changed.notify()
+        if self._pid == os.getpid():  # a forked process has no such thread
+            self._told.put(_END)
 
     def end(self) -> None:
         """End the thread, and delete the object where there is one."""
@@ -76,24 +78,20 @@ class Lease:
                 _log.warning("the lease of an ended saver remains: %s", error)
 
     def _keep(self) -> None:
-        while self._wait_until_due():
-            wait = RENEW_SECONDS
+        due: float | None = None
+        while due != _END:
+            left = None if due is None else max(0.0, due - time.monotonic())
             try:
-                self._store.put(self._key, b"{}")
-                self._written = True
-            except StorageLoaderError as error:
-                wait /= 10
-                _log.warning("a saver's lease was not renewed, it tries again: %s", error)
-            with self._changed:
-                if self._due is not None:
-                    self._due = time.monotonic() + wait
+                due = self._told.get(timeout=left)
+            except Empty:
+                due = time.monotonic() + self._renewed()
 
-    def _wait_until_due(self) -> bool:
-        """Whether it is to be renewed now; False at the end."""
-        with self._changed:
-            while not self._ended:
-                left = None if self._due is None else self._due - time.monotonic()
-                if left is not None and left <= 0:
-                    return True
-                self._changed.wait(left)
-            return False
+    def _renewed(self) -> float:
+        """Put the object; seconds until that is due again."""
+        try:
+            self._store.put(self._key, b"{}")
+        except StorageLoaderError as error:
+            _log.warning("a saver's lease was not renewed, it tries again: %s", error)
+            return RENEW_SECONDS / 10
+        self._written = True
+        return RENEW_SECONDS

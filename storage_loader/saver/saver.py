@@ -377,9 +377,9 @@ class DataSaver:
             raise SaverError(
                 message=f"saving to dataset {self.config.dataset_name!r} failed, and whether its "
                 f"last commit, {publication.id}, was published is not known: "
-                f"{self._rows.committed} rows were committed before, {self._rows.pending} may be; "
-                "read rows_committed once the store answers, or see whether `storage-loader log` "
-                f"lists the commit, before you save them again: {self._reason}; {error}"
+                f"{self._rows.committed} rows were committed before, {self._rows.pending} rows may "
+                "be; read rows_committed once the store answers, or see whether `storage-loader "
+                f"log` lists the commit, before you save them again: {self._reason}; {error}"
             ) from error
         if is_published:
             self._rows.committed = self._rows.saved
