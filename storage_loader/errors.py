@@ -73,6 +73,10 @@ class ObjectShortError(StoreError, FormatError):
     """An object ends before the bytes that its commit says it has."""
 
 
+class ObjectTooLargeError(StoreError, FormatError):
+    """An object that is read whole has more bytes than what it should be can have."""
+
+
 class BucketNotFoundError(StoreError, FileNotFoundError):
     """The bucket does not exist."""
 

@@ -20,6 +20,7 @@ from ..errors import (
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectTooLargeError,
     SaverError,
     SchemaError,
     StorageLoaderError,
@@ -29,10 +30,12 @@ from ..errors import (
 from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
-from .claims import Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
-from .commits import FORMAT, Commit, CommitId, live_commits, read_json, states
+from .claims import CLAIM_LIMIT, Resumed, barrier, claim_body, claim_key, claimed_id, last_claim
+from .commits import COMMIT_LIMIT, FORMAT, Commit, CommitId, live_commits, read_json, states
 from .objects import StoredObject, StoredObjects
 from .snapshot import Snapshot, Version
+
+DATASET_LIMIT = 2**24  # bytes of dataset.json
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _SHOWN = 12  # datasets named by an error
@@ -65,7 +68,7 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        return self._schema_of(self.store.find(self.schema_key))
+        return self._schema_of(self.store.find(self.schema_key, limit=DATASET_LIMIT))
 
     def _schema_of(self, data: memoryview | None) -> Schema | None:
         """See `read_schema`; `data`: dataset.json."""
@@ -126,6 +129,12 @@ class Catalog:
             body = canonical_json(
                 {"format": FORMAT, **self.config.identity, "attributes": schema.to_json()}
             )
+            if len(body) > DATASET_LIMIT:
+                raise SchemaError(
+                    f"dataset {self.config.dataset_name!r}: its attributes and additional take "
+                    f"{len(body)} bytes of JSON, and {DATASET_LIMIT} are allowed; give fewer "
+                    "attributes"
+                )
             try:
                 self.store.put(self.schema_key, body, create=True)
             except ObjectExistsError:
@@ -162,9 +171,10 @@ class Catalog:
     def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
         """Those of the commits that are there."""
         keys = [self.commit_key(i) for i in ids]
+        found = self.store.find_all(keys, limit=COMMIT_LIMIT)
         return {
             i: Commit.from_bytes(bytes(data), schema, place=f"{self.store.url}/{key}")
-            for i, key, data in zip(ids, keys, self.store.find_all(keys), strict=True)
+            for i, key, data in zip(ids, keys, found, strict=True)
             if data is not None
         }
 
@@ -220,11 +230,17 @@ class Catalog:
                 "library": f"storage_loader {distribution_version('storage_loader')}",
             },
         )
+        body = commit.to_bytes()
+        if len(body) > COMMIT_LIMIT:
+            raise SaverError(
+                f"a commit of {len(objects)} objects takes {len(body)} bytes of JSON, and "
+                f"{COMMIT_LIMIT} are allowed; commit more often, or make larger objects"
+            )
         try:
             if attempt is not None:
                 claim = f"{self.prefix}/{claim_key(commit_id)}"
                 self._put_once(claim, claim_body(commit_id, attempt))
-            self._put_once(self.commit_key(commit_id), commit.to_bytes())
+            self._put_once(self.commit_key(commit_id), body)
         except ObjectExistsError as error:
             if attempt is None:
                 raise
@@ -241,7 +257,7 @@ class Catalog:
         claim = last_claim(info.key for info in self.store.list(folder))
         last = -1
         if claim is not None:
-            data = bytes(self.store.get(claim))
+            data = bytes(self.store.get(claim, limit=CLAIM_LIMIT))
             claimed = claimed_id(data, claim, place=f"{self.store.url}/{claim}")
             if claimed not in self.commit_ids():
                 # Where the key exists now, it was published meanwhile, or barred by another.
@@ -263,8 +279,8 @@ class Catalog:
         except StoreError as error:
             # The answer to a put may be lost, and its retry then meets its own first attempt.
             try:
-                arrived = bytes(self.store.once().get(key)) == body
-            except ObjectNotFoundError:
+                arrived = bytes(self.store.once().get(key, limit=len(body))) == body
+            except (ObjectNotFoundError, ObjectTooLargeError):
                 arrived = False
             except StoreError:
                 raise StoreError(
@@ -295,7 +311,9 @@ class Catalog:
         """The schema, and all commits there are, or those that a version names, in order."""
         listing = _Listing(self)
         while True:
-            data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
+            data, infos = self.store.find_and_list(
+                self.schema_key, self.commit_folder, limit=DATASET_LIMIT
+            )
             schema, ids = self._required(self._schema_of(data)), sorted(self._commits_among(infos))
             if version is not None:
                 ids = named_ids(version, ids)
@@ -379,7 +397,7 @@ def stored_datasets(
     found = []
     for key in keys:
         try:
-            data = store.get(key)
+            data = store.get(key, limit=DATASET_LIMIT)
         except ObjectNotFoundError:
             continue  # objects of a save that was never committed
         found.append(_parse_dataset(bytes(data), key, store))

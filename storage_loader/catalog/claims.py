@@ -20,6 +20,8 @@ from ..keywords import shown
 from ..schema import Schema
 from .commits import FORMAT, Commit, CommitId, read_json
 
+CLAIM_LIMIT = 2**16  # bytes of a claim
+
 _NAME = re.compile(r"(\d{6})\.claim", re.ASCII)
 
 

@@ -22,7 +22,7 @@ from ..keywords import checked_keywords
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, Store, xxh3
-from .catalog import Catalog, commits_of, named_ids
+from .catalog import DATASET_LIMIT, Catalog, commits_of, named_ids
 from .commits import Commit, CommitId
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
@@ -132,7 +132,7 @@ def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | 
     name = catalog.config.dataset_name
     try:
         schema = catalog.require_schema()
-        body = bytes(catalog.store.get(catalog.schema_key))
+        body = bytes(catalog.store.get(catalog.schema_key, limit=DATASET_LIMIT))
         if canonical_json(json.loads(body)) != body:
             note(Problem(name, f"{catalog.store.url}/{catalog.schema_key}: not canonical JSON"))
     except FormatError as error:

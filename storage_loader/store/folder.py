@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,11 +33,13 @@ from ..errors import (
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
+    WHOLE,
     Buffers,
     ObjectInfo,
     Store,
     check_key,
     check_ranges,
+    check_size,
     read_only,
 )
 
@@ -97,14 +100,16 @@ class FolderStore(Store):
             reason = error.strerror or str(error)
             raise StoreError(f"{place}: {reason}") from error
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         with self._mapped_errors("get", key), open(self._path(key), "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            nbytes = os.fstat(file.fileno()).st_size
+            check_size(nbytes, limit, place=self._place(key))
+            if nbytes == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        data = self.get(key)
+        data = self.get(key, limit=sys.maxsize)
         check_ranges(ranges, data.nbytes, place=self._place(key))
         return [data[start:end] for start, end in ranges]
 

@@ -33,12 +33,14 @@ from ..errors import StoreError
 from ..ranges import Range, coalesce
 from .base import (
     STREAM_CHUNK,
+    WHOLE,
     Buffers,
     ObjectInfo,
     Store,
     check_lengths,
     check_ranges,
     read_only,
+    whole,
 )
 from .keys import Keys
 from .s3_place import THREADS, Failure, S3Place, raise_mapped
@@ -108,9 +110,9 @@ class MinioS3(Store):
         with self._response(key, offset=start, length=end - start) as response:
             yield from response.stream(STREAM_CHUNK)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         with self._response(key) as response:
-            return read_only(response.read())
+            return whole(response.stream(STREAM_CHUNK), limit, place=f"{self.url}/{key}")
 
     @contextmanager
     def _response(self, key: str, offset: int = 0, length: int = 0) -> Iterator[BaseHTTPResponse]:

@@ -20,12 +20,15 @@ from ..errors import StoreError
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
+    WHOLE,
     Buffers,
     ObjectInfo,
     Store,
     check_lengths,
     check_ranges,
+    check_size,
     read_only,
+    whole,
 )
 from .keys import Keys
 from .s3_place import Failure, S3Place, raise_mapped
@@ -89,9 +92,12 @@ class ObstoreS3(Store):
             place = self._place if self._keys is None else self._keys.shown()
             raise_mapped(place, _failure(verb, key, error), error)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        place = f"{self.url}/{key}"
         with self._mapped_errors("get", key):
-            return read_only(obstore.get(self._client, self._place.full_key(key)).bytes())
+            result = obstore.get(self._client, self._place.full_key(key))
+            check_size(result.meta["size"], limit, place=place)
+            return whole(result.stream(min_chunk_size=STREAM_CHUNK), limit, place=place)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         with self._mapped_errors("get", key):

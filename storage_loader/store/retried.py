@@ -17,13 +17,14 @@ from typing_extensions import Buffer
 from ..errors import (
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectTooLargeError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
 )
 from ..process import PerProcess
 from ..ranges import Range
-from .base import Buffers, Infos, ObjectInfo, Store, read_only
+from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
 from .s3_place import THREADS, ConflictError
 
 T = TypeVar("T")
@@ -86,8 +87,8 @@ class RetriedStore(Store):
         other._notes = (*self._notes, note)
         return other
 
-    def get(self, key: str) -> memoryview:
-        return self._asked(lambda: self._inner.get(key))
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._asked(lambda: self._inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._asked(_Ranges(self._inner, key, ranges))
@@ -95,16 +96,18 @@ class RetriedStore(Store):
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
         return self._all([_Ranges(self._inner, key, ranges) for key, ranges in requests])
 
-    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
-        return self._all([partial(self._inner.find, key) for key in keys])
+    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
+        return self._all([partial(self._inner.find, key, limit=limit) for key in keys])
 
-    def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
-        finding = self._server.pool.submit(partial(self._inner.find, key))
+    def find_and_list(
+        self, key: str, prefix: str, *, limit: int = WHOLE
+    ) -> tuple[memoryview | None, Infos]:
+        finding = self._server.pool.submit(partial(self._inner.find, key, limit=limit))
         infos = [*self.list(prefix)]
         try:
             return finding.result(), infos
         except StoreError:  # asked again from here, where Ctrl-C ends the waits
-            return self.find(key), infos
+            return self.find(key, limit=limit), infos
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         attempts = _Attempts(self)
@@ -143,8 +146,9 @@ class RetriedStore(Store):
     def _holds(self, key: str, data: Buffer) -> bool:
         """Whether an object that exists is the one whose put was not answered."""
         try:
-            return self.get(key) == read_only(data)
-        except ObjectNotFoundError:  # deleted since
+            body = read_only(data)
+            return self.get(key, limit=body.nbytes) == body
+        except (ObjectNotFoundError, ObjectTooLargeError):  # deleted since, or another's
             return False
 
     def head(self, key: str) -> ObjectInfo:

@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 from ..process import PerProcess
 from ..ranges import Range
 from . import obstore_s3
-from .base import Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, ObjectInfo, Store
 from .keys import Keys, RenewedStore
 from .minio_s3 import MinioS3
 from .obstore_s3 import ObstoreS3
@@ -50,8 +50,8 @@ class S3Store(Store):
     def origin(self) -> str:
         return f"{self.place.server} {self.url}"
 
-    def get(self, key: str) -> memoryview:
-        return self._client.get(key)
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._client.get(key, limit=limit)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._client.get_ranges(key, ranges)
