@@ -19,7 +19,6 @@ from .parse import parse_list, parse_objects
 
 COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
 FORMAT = 1
-COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
 
 _ID = re.compile(r"(\d{12})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
 
