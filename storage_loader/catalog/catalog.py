@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from .snapshot import Snapshot, Version
 DATASET_LIMIT = 2**24  # bytes of dataset.json
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
+_CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
+_SHORTEST = 0.001  # ... with a pause after the first list that was out of date ...
+_LONGEST = 0.5  # ... and twice as long each time, up to this
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -361,11 +365,14 @@ class _Listing:
         self._schema: Schema | None = None
         self._read: dict[CommitId, Commit] = {}
         self._missed: Counter[CommitId] = Counter()
+        self._began = time.monotonic()
+        self._rounds = 0  # that led to another
 
     def read(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit] | None:
         """The commits of these ids; None where one was not there, for another list.
 
-        Raises `ObjectNotFoundError` where it is not for the third time.
+        Raises `ObjectNotFoundError` where it is not for the third time, or lists have named others
+        that were not for `_CHURN` seconds.
         """
         if schema != self._schema:  # another dataset of that name
             self._schema, self._read = schema, {}
@@ -379,7 +386,17 @@ class _Listing:
                 raise ObjectNotFoundError(
                     f"{self._catalog.store.url}/{key}: it is listed, and there is no such object"
                 )
-        return None if gone else {i: self._read[i] for i in ids}
+        if not gone:
+            return {i: self._read[i] for i in ids}
+        if time.monotonic() - self._began > _CHURN:
+            raise StoreError(
+                f"{self._catalog.store.url}/{self._catalog.commit_folder}: for {_CHURN:.0f} s each "
+                "list names commits that are not there; either they are deleted faster than they "
+                "can be read, or the server lists what it does not have"
+            )
+        self._rounds += 1
+        time.sleep(min(_LONGEST, _SHORTEST * 2.0 ** min(self._rounds - 1, 30)))
+        return None
 
 
 def stored_datasets(

@@ -304,9 +304,9 @@ def _received(response: BaseHTTPResponse, limit: int) -> bytearray:
 
 
 def _size(item: Object) -> int:
-    if item.size is not None and item.size < 0:
+    if item.size is None or item.size < 0:
         raise ValueError(f"an object of {item.size} bytes")
-    return item.size or 0
+    return item.size
 
 
 def _time(value: datetime | None) -> datetime:

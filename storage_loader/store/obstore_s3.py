@@ -45,7 +45,8 @@ SINGLE_PUT = 64 * 2**20  # one PUT up to here beats parts by 1.14; above, 4 part
 PART = 16 * 2**20
 PARTS_AT_ONCE = 4
 _LARGE = 2**20  # bytes of a body that takes its time
-_SLOWEST = 2**20  # bytes a second
+UPLOAD_TIME = 64.0  # seconds more than the timeout without progress: obstore sees none in sending
+BODY_TIME = 16.0  # seconds more than the timeout for one up to that size, so at least 64 KiB/s
 _NOWHERE = "http://127.0.0.1:0"  # nothing can listen there
 _SHARED = 8  # clients that are kept for others
 
@@ -62,23 +63,25 @@ class ObstoreS3(MinioS3):
 
     @cached_property
     def _client(self) -> ObstoreClient:
-        return self._connected(self._place.timeout, _LARGE)
+        return self._connected(self._place.timeout, BODY_TIME)
 
     @cached_property
     def _client_for_large(self) -> ObstoreClient:
-        return self._connected(self._place.timeout, SINGLE_PUT)
+        return self._connected(self._place.timeout, SINGLE_PUT / SLOWEST)
 
     @cached_property
     def _upload_client(self) -> ObstoreClient:
         """For large bodies: obstore's timeout runs while one is being sent, progress or not."""
-        return self._connected(self._place.timeout + SINGLE_PUT / _SLOWEST, SINGLE_PUT)
+        return self._connected(self._place.timeout + UPLOAD_TIME, SINGLE_PUT / SLOWEST)
 
-    def _connected(self, timeout: float, nbytes: int) -> ObstoreClient:
-        """A client for requests of up to `nbytes`: slower ones than `SLOWEST` are given up."""
+    def _connected(self, timeout: float, body_time: float) -> ObstoreClient:
+        """A client whose requests are given up after so many seconds without progress, and in any
+        case `body_time` later: a body that drips makes progress for ever.
+        """
         global _first_use_pid  # noqa: PLW0603  what `usable` asks about is the process
         _first_use_pid = os.getpid()
         place = self._place
-        seconds = timeout + nbytes / SLOWEST
+        seconds = timeout + body_time
         if self._keys is not None:
             return _new_client(place, timeout, seconds, self._keys.for_obstore)
         if place.access_key or has_environment_keys(place):

@@ -25,6 +25,7 @@ from ..errors import (
 from ..process import PerProcess
 from ..ranges import Range
 from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
+from .guarded_http import SLOWEST
 from .s3_place import THREADS, ConflictError
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ FIRST_CONTACT = 3.0  # seconds: a typo in the endpoint is told soon
 _SHORTEST = 0.1  # seconds of the first wait at most, then twice as long each time ...
 _LONGEST = 5.0  # ... up to this: so long after an outage everything goes on
 _DELETED_AT_ONCE = 10_000  # keys; ten requests
+_REQUEST_TIME = 5.0  # seconds that an answer is worth: a server that gives one now and then ...
+_KEY_TIME = 0.1  # ... or a key of a list, does not get on
 _LOUD = 5.0  # seconds: who waits longer for the store than this wants to know why
 
 
@@ -57,7 +60,7 @@ def pause(
 class RetriedStore(Store):
     """`inner`, asking again for what failed in a way that can pass; see docs/faults.md.
 
-    An operation that makes no progress is tried for `deadline` seconds, with growing waits in
+    An operation that gets on too slowly is tried for `deadline` seconds, with growing waits in
     between; until this store has answered for the first time, for at most 3 s. A final error
     names the number of attempts and the seconds; its cause is the last one. Of many requests at
     once only those that failed are made again. Waits are in the caller's own thread: Ctrl-C
@@ -120,9 +123,8 @@ class RetriedStore(Store):
                 self._server.has_answered = True
                 return
             except StoreError as error:
-                if received:  # what is left is an operation of its own
-                    start += received
-                    attempts.progressed()
+                start += received  # what is left is an operation of its own
+                attempts.progressed(received / SLOWEST)
                 if start < end and not attempts.again(error):
                     raise
 
@@ -167,8 +169,7 @@ class RetriedStore(Store):
                 self._server.has_answered = True
                 return
             except StoreError as error:
-                if len(seen) > before:
-                    attempts.progressed()
+                attempts.progressed((len(seen) - before) * _KEY_TIME)
                 if not attempts.again(error):
                     raise
 
@@ -212,7 +213,7 @@ class RetriedStore(Store):
             try:
                 if len(results) > before:
                     self._server.has_answered = True
-                    attempts.progressed()
+                    attempts.progressed((len(results) - before) * _REQUEST_TIME)
                 if errors and not attempts.again(min(errors, key=lambda e: e.is_transient)):
                     raise min(errors, key=lambda e: e.is_transient)
             finally:
@@ -277,12 +278,17 @@ class _Attempts:
 
     def __init__(self, store: RetriedStore) -> None:
         self._store = store
-        self.progressed()
-
-    def progressed(self) -> None:
-        """Something came: what is left has all the time again."""
         self._count = 0
-        self._began = time.monotonic()
+        self._began = self._attempted = time.monotonic()
+
+    def progressed(self, seconds: float) -> None:
+        """What came was worth so many: if the attempt took no longer, what is left has all the
+        time again.
+        """
+        now = time.monotonic()
+        if 0 < seconds >= now - self._attempted:
+            self._count = 0
+            self._began = now
 
     def again(self, error: StoreError) -> bool:
         """Note a failed attempt; True, after a wait, where another one is due.
@@ -320,6 +326,7 @@ class _Attempts:
                 return False
             for note in store._notes:
                 note()
+            self._attempted = time.monotonic()
             return True
         if self._count == 1:
             return False
