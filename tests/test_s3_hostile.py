@@ -31,7 +31,7 @@ from storage_loader.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from storage_loader.store import FolderStore, MemoryStore, RetriedStore, Store, obstore_s3
+from storage_loader.store import FolderStore, MemoryStore, RetriedStore, S3Store, Store, obstore_s3
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
 from storage_loader.store.s3_place import S3Place
