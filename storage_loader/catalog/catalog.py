@@ -41,7 +41,7 @@ DATASET_LIMIT = 2**24  # bytes of dataset.json
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
 _SHORTEST = 0.001  # ... with a pause after the first list that was out of date ...
-_LONGEST = 0.5  # ... and twice as long each time, up to this
+_LONGEST = 0.1  # ... and twice as long each time, up to this
 _SHOWN = 12  # datasets named by an error
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
