@@ -32,7 +32,7 @@ from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
 from storage_loader.layout import BLOCK_NBYTES
 from storage_loader.ranges import Range
 from storage_loader.store import ObjectInfo, Store, open_store
-from storage_loader.store.base import Buffers
+from storage_loader.store.base import WHOLE, Buffers
 
 from .data import TILES
 from .runner import Row, Spread
@@ -94,8 +94,8 @@ class CountingStore(Store):
         self.url = inner.url
         self.count = count
 
-    def get(self, key: str) -> memoryview:
-        data = self.inner.get(key)
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        data = self.inner.get(key, limit=limit)
         self.count.add(key, data.nbytes)
         return data
 

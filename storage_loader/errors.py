@@ -101,6 +101,10 @@ class NotAnObjectError(StoreError, FormatError):
     """A link, a FIFO or something else that is no regular file lies where an object must be."""
 
 
+class ObjectTooLargeError(StoreError, FormatError):
+    """An object that is read whole has more bytes than what it should be can have."""
+
+
 class StoreFullError(StoreError):
     """There is no room left: a full disk, or a quota that is used up."""
 

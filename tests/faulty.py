@@ -12,6 +12,7 @@ import pytest
 from storage_loader.config import DataConfig
 from storage_loader.errors import StoreError
 from storage_loader.store import ObjectInfo, Store, open_store
+from storage_loader.store.base import WHOLE
 
 Range = tuple[int, int]
 
@@ -85,8 +86,8 @@ class WatchedStore(Store):
         self.after(call)
         return result
 
-    def get(self, key: str) -> memoryview:
-        return self._watched(Call("get", key), lambda: self.inner.get(key))
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._watched(Call("get", key), lambda: self.inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[memoryview]:
         call = Call("get_ranges", key, tuple(ranges))

@@ -45,6 +45,7 @@ from storage_loader.loader.cache_file import CacheBusyError, CacheFile
 from storage_loader.loader.locks import lock_file
 from storage_loader.loader.private import open_private
 from storage_loader.store import Store, open_store
+from storage_loader.store.base import WHOLE
 
 LARGE = (Attribute("pixels", "uint8", (9000,)), Attribute(ROW, "int64"))  # 7 rows a block
 BLOCK_ROWS = 7
@@ -304,8 +305,8 @@ class Altered(Store):
             self._alter(key, start, changed)
         return memoryview(bytes(changed))
 
-    def get(self, key: str) -> memoryview:
-        return self._altered(key, 0, self.inner.get(key))
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._altered(key, 0, self.inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Any) -> list[memoryview]:
         found = self.inner.get_ranges(key, ranges)

@@ -1086,6 +1086,26 @@ def test_a_reader_gets_on_however_many_commits_come_and_go(
     assert len(asked) == 5 + 20
 
 
+def test_a_server_that_lists_ever_new_absent_commits_is_given_up(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions_of(config(memory), 1)
+    catalog = Catalog(config(memory))
+    real = catalog.commit_infos()
+    lists = 0
+
+    def listed(infos: object) -> dict[CommitId, Any]:
+        nonlocal lists
+        lists += 1
+        return {**real, CommitId(10**6 + lists, "absent", 0): next(iter(real.values()))}
+
+    monkeypatch.setattr("storage_loader.catalog.catalog._CHURN", 1.0)
+    monkeypatch.setattr(catalog, "_commits_among", listed)
+    with pytest.raises(StoreError, match="each list names commits that are not there"):
+        catalog.snapshot()
+    assert 2 < lists < 50  # with pauses between
+
+
 def test_commits_that_stay_unreadable_are_an_error(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from storage_loader.errors import (
 )
 from storage_loader.store import CountedStore, Counter, MemoryStore, RetriedStore, Store, open_store
 from storage_loader.store import retried as module
+from storage_loader.store.base import WHOLE
 from storage_loader.store.retried import pause
 from storage_loader.store.s3_place import ConflictError, S3Place
 
@@ -62,9 +63,9 @@ class Faulty(MemoryStore):
         if fault is not None:
             raise fault
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         self._check("get", key)
-        return super().get(key)
+        return super().get(key, limit=limit)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         self._check("ranges", key, *ranges)
@@ -335,11 +336,11 @@ class Meeting(MemoryStore):
         self.faults = list(faults)
         self.is_listing = threading.Event()
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         assert self.is_listing.wait(60)
         if self.faults:
             raise self.faults.pop(0)
-        return super().get(key)
+        return super().get(key, limit=limit)
 
     def list(self, prefix: str = "") -> Iterator[Any]:
         self.is_listing.set()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
 from .claims import (
+    CLAIM_LIMIT,
     Resumed,
     barrier,
     check_claim,
@@ -42,13 +44,18 @@ from .claims import (
     last_claim,
     mark_key,
 )
-from .commits import FORMAT, LAST_SEQ, Commit, CommitId, live_commits, read_json
+from .commits import COMMIT_LIMIT, FORMAT, LAST_SEQ, Commit, CommitId, live_commits, read_json
 from .live import states
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version, Versions
 
+DATASET_LIMIT = 2**24  # bytes of dataset.json
+
 _TRIES = 3  # of what is listed and not there: it may be on its way out
+_CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
+_SHORTEST = 0.001  # ... with a pause after the first list that was out of date ...
+_LONGEST = 0.1  # ... and twice as long each time, up to this
 
 # Keys of a listing that one call gives, so that they were there at one moment. S3 gives 1,000 at a
 # time, a folder's 32 KiB hold 117 of the longest names, and locks it meanwhile.
@@ -90,7 +97,7 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        return self.schema_of(self.store.find(self.schema_key))
+        return self.schema_of(self.store.find(self.schema_key, limit=DATASET_LIMIT))
 
     def schema_of(self, data: memoryview | None) -> Schema | None:
         """What `read_schema` gives for this dataset.json, None where there is none."""
@@ -154,6 +161,12 @@ class Catalog:
             body = canonical_json(
                 {"format": FORMAT, **self.config.identity, "attributes": schema.to_json()}
             )
+            if len(body) > DATASET_LIMIT:
+                raise SchemaError(
+                    f"dataset {self.config.dataset_name!r}: its attributes and additional take "
+                    f"{len(body)} bytes of JSON, and {DATASET_LIMIT} are allowed; give fewer "
+                    "attributes"
+                )
             try:
                 self.store.put(self.schema_key, body, create=True)
             except ObjectExistsError:
@@ -236,9 +249,10 @@ class Catalog:
     def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
         """Those of the commits that are there."""
         keys = [self.commit_key(i) for i in ids]
+        found = self.store.find_all(keys, limit=COMMIT_LIMIT)
         return {
             i: Commit.from_bytes(bytes(data), schema, place=f"{self.store.url}/{key}")
-            for i, key, data in zip(ids, keys, self.store.find_all(keys), strict=True)
+            for i, key, data in zip(ids, keys, found, strict=True)
             if data is not None
         }
 
@@ -318,11 +332,17 @@ class Catalog:
                 "library": f"storage_loader {distribution_version('storage_loader')}",
             },
         )
+        body = commit.to_bytes()
+        if len(body) > COMMIT_LIMIT:
+            raise SaverError(
+                f"a commit of {len(objects)} objects takes {len(body)} bytes of JSON, and "
+                f"{COMMIT_LIMIT} are allowed; commit more often, or make larger objects"
+            )
         return Publication(
             self.store,
             self.commit_key(commit_id),
             commit_id,
-            commit.to_bytes(),
+            body,
             barrier(schema, commit_id).to_bytes(),
         )
 
@@ -336,7 +356,7 @@ class Catalog:
             self.store.put(key, body, create=True)
         except StoreError:
             # The answer to a put may be lost, and its retry then meets its own first attempt.
-            found = self.store.once().find(key)
+            found = self.store.once().find(key, limit=CLAIM_LIMIT)
             if found is None or bytes(found) != body:
                 raise
 
@@ -347,7 +367,7 @@ class Catalog:
         claim = last_claim(keys)
         last = -1
         if claim is not None:
-            data = bytes(self.store.get(claim))
+            data = bytes(self.store.get(claim, limit=CLAIM_LIMIT))
             place = f"{self.store.url}/{claim}"
             claimed = claimed_id(data, claim, place=place)
             listed = self._listed()
@@ -391,7 +411,9 @@ class Catalog:
         """The schema, and all commits there are, or those that a version names, in order."""
         listing = _Listing(self)
         while True:
-            data, infos = self.store.find_and_list(self.schema_key, self.commit_folder)
+            data, infos = self.store.find_and_list(
+                self.schema_key, self.commit_folder, limit=DATASET_LIMIT
+            )
             schema = self.required(self.schema_of(data))
             if version is None:
                 ids = sorted(self._at_one_moment(infos))
@@ -461,11 +483,14 @@ class _Listing:
         self._schema: Schema | None = None
         self._read: dict[CommitId, Commit] = {}
         self._missed: Counter[CommitId] = Counter()
+        self._began = time.monotonic()
+        self._rounds = 0  # that led to another
 
     def read(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit] | None:
         """The commits of these ids; None where one was not there, for another list.
 
-        Raises `ObjectNotFoundError` where it is not for the third time.
+        Raises `ObjectNotFoundError` where it is not for the third time, or lists have named others
+        that were not for `_CHURN` seconds.
         """
         if schema != self._schema:  # another dataset of that name
             self._schema, self._read = schema, {}
@@ -479,7 +504,17 @@ class _Listing:
                 raise ObjectNotFoundError(
                     f"{self._catalog.store.url}/{key}: it is listed, and there is no such object"
                 )
-        return None if gone else {i: self._read[i] for i in ids}
+        if not gone:
+            return {i: self._read[i] for i in ids}
+        if time.monotonic() - self._began > _CHURN:
+            raise StoreError(
+                f"{self._catalog.store.url}/{self._catalog.commit_folder}: for {_CHURN:.0f} s each "
+                "list names commits that are not there; either they are deleted faster than they "
+                "can be read, or the server lists what it does not have"
+            )
+        self._rounds += 1
+        time.sleep(min(_LONGEST, _SHORTEST * 2.0 ** min(self._rounds - 1, 30)))
+        return None
 
 
 def stored_datasets(
@@ -510,7 +545,7 @@ def _stored_dataset(
 ) -> tuple[dict[str, object], Schema] | None:
     """See `stored_datasets`; `key`: of its dataset.json."""
     try:
-        return _parse_dataset(bytes(store.get(key)), key, store)
+        return _parse_dataset(bytes(store.get(key, limit=DATASET_LIMIT)), key, store)
     except ObjectNotFoundError:
         return None  # objects of a save that was never committed
     except (FormatError, StoreError) as error:

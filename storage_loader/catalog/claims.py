@@ -24,6 +24,7 @@ from ..keywords import shown
 from ..schema import Schema
 from .commits import FORMAT, Commit, CommitId, read_json
 
+CLAIM_LIMIT = 2**16  # bytes of a claim
 MARK = canonical_json({"format": FORMAT})  # body of a writer's mark
 
 _AHEAD = 10**6  # of what is listed: later commits may have been collected since

@@ -19,6 +19,7 @@ from ..store import xxh3
 from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
+COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
 FORMAT = 1
 LAST_SEQ = 10**11 - 1  # a thousand commits a second for three years; what is above is foreign
 

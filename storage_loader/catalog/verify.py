@@ -22,7 +22,7 @@ from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
-from .catalog import DATASET_KEYS, Catalog, check_named, commits_of, named_ids
+from .catalog import DATASET_KEYS, DATASET_LIMIT, Catalog, check_named, commits_of, named_ids
 from .commits import Commit, CommitId, read_json
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
@@ -135,7 +135,7 @@ def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | 
     name = catalog.config.dataset_name
     place = f"{catalog.store.url}/{catalog.schema_key}"
     try:
-        found = catalog.store.find(catalog.schema_key)
+        found = catalog.store.find(catalog.schema_key, limit=DATASET_LIMIT)
         body = b"" if found is None else bytes(found)  # once: another may take its place
         schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
         if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:

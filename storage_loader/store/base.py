@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,10 +12,12 @@ from datetime import datetime
 import xxhash
 from typing_extensions import Buffer
 
-from ..errors import ObjectNotFoundError, ObjectShortError, StoreError
+from ..errors import ObjectNotFoundError, ObjectShortError, ObjectTooLargeError, StoreError
 from ..ranges import Range
 
 STREAM_CHUNK = 2**18  # hashed and written while received; 2 MiB chunks are 0.85 of this
+
+WHOLE = 2**28  # bytes that are read whole at most, where the caller knows no closer limit
 
 Buffers = list[memoryview]
 
@@ -60,8 +63,11 @@ class Store(ABC):
         return self.url
 
     @abstractmethod
-    def get(self, key: str) -> memoryview:
-        """The whole object."""
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        """The whole object; `ObjectTooLargeError` where it has more than `limit` bytes.
+
+        Then no memory is taken for it, whatever size a server claims or sends.
+        """
 
     @abstractmethod
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
@@ -74,27 +80,29 @@ class Store(ABC):
         """`get_ranges` of several objects, many in flight where that pays."""
         return [self.get_ranges(key, ranges) for key, ranges in requests]
 
-    def find(self, key: str) -> memoryview | None:
+    def find(self, key: str, *, limit: int = WHOLE) -> memoryview | None:
         """`get`; None where there is no such object."""
         try:
-            return self.get(key)
+            return self.get(key, limit=limit)
         except ObjectNotFoundError:
             return None
 
-    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
-        """`find` of several objects, many in flight where that pays."""
-        return [self.find(key) for key in keys]
+    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
+        """`find` of several objects, many in flight where that pays; `limit` is for each."""
+        return [self.find(key, limit=limit) for key in keys]
 
-    def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
+    def find_and_list(
+        self, key: str, prefix: str, *, limit: int = WHOLE
+    ) -> tuple[memoryview | None, Infos]:
         """`find` of an object and all of `list`, at once where that pays."""
-        return self.find(key), [*self.list(prefix)]
+        return self.find(key, limit=limit), [*self.list(prefix)]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         """Bytes start to end (at least one) of an object in pieces, as they arrive.
 
         They end early where the object does.
         """
-        yield self.get(key)[start:end]
+        yield self.get(key, limit=sys.maxsize)[start:end]
 
     @abstractmethod
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
@@ -193,6 +201,26 @@ def _checked(key: str, is_refused: bool) -> str:
             f"key {key!r}: no empty, '.' or '..' part and no control character may be in it"
         )
     return key
+
+
+def check_size(nbytes: int, limit: int, *, place: str) -> None:
+    """Raise `ObjectTooLargeError` for an object of more than `limit` bytes."""
+    if nbytes > limit:
+        raise ObjectTooLargeError(
+            f"{place}: an object of {nbytes} bytes, where at most {limit} can be; "
+            "this is not what the dataset's savers wrote"
+        )
+
+
+def whole(pieces: Iterable[Buffer], limit: int, *, place: str) -> memoryview:
+    """The body that comes in pieces; `ObjectTooLargeError` once it has more than `limit` bytes."""
+    received = []
+    nbytes = 0
+    for piece in pieces:
+        nbytes += memoryview(piece).nbytes
+        check_size(nbytes, limit, place=place)
+        received.append(piece)
+    return read_only(received[0] if len(received) == 1 else b"".join(received))
 
 
 def check_ranges(ranges: Sequence[Range], nbytes: int | None, *, place: str) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing_extensions import Buffer
 
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, ObjectInfo, Store
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class CountedStore(Store):
     def origin(self) -> str:
         return self._inner.origin
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         self._counter.add(requests=1)
-        return self._received([self._inner.get(key)])[0]
+        return self._received([self._inner.get(key, limit=limit)])[0]
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         self._counter.add(requests=_count(ranges))
@@ -78,9 +78,9 @@ class CountedStore(Store):
         self._received([buffer for buffers in received for buffer in buffers])
         return received
 
-    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
+    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
         self._counter.add(requests=len(keys))
-        found = self._inner.find_all(keys)
+        found = self._inner.find_all(keys, limit=limit)
         self._received([data for data in found if data is not None])
         return found
 

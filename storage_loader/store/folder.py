@@ -35,12 +35,14 @@ from ..errors import (
 from ..ranges import Range
 from .base import (
     STREAM_CHUNK,
+    WHOLE,
     Buffers,
     ObjectInfo,
     Store,
     check_key,
     check_parts,
     check_ranges,
+    check_size,
     read_only,
 )
 from .below import folders_in, open_folder, remove_empty, sync_folder, tree
@@ -137,9 +139,10 @@ class FolderStore(Store):
             finally:
                 os.close(descriptor)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         with self._opened(key) as descriptor:
             nbytes = os.fstat(descriptor).st_size
+            check_size(nbytes, limit, place=self._place(key))
             # Read, not mapped: a map keeps its file open, and a dataset may have any number of
             # commits.
             pieces = list(read_pieces(descriptor, 0, nbytes, most=nbytes))

@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 from ..credentials import Credentials, Provider
 from ..errors import ConfigError, PermissionDeniedError
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, ObjectInfo, Store
 from .s3_place import S3Place
 
 T = TypeVar("T")
@@ -104,8 +104,8 @@ class RenewedStore(Store):
         self._keys = keys
         self.url = inner.url
 
-    def get(self, key: str) -> memoryview:
-        return self._asked(lambda: self._inner.get(key))
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._asked(lambda: self._inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._asked(lambda: self._inner.get_ranges(key, ranges))
@@ -113,8 +113,8 @@ class RenewedStore(Store):
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
         return self._asked(lambda: self._inner.get_many(requests))
 
-    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
-        return self._asked(lambda: self._inner.find_all(keys))
+    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
+        return self._asked(lambda: self._inner.find_all(keys, limit=limit))
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         return self._iterated(lambda: self._inner.stream(key, start, end))

@@ -9,7 +9,16 @@ from typing_extensions import Buffer
 
 from ..errors import ObjectExistsError, ObjectNotFoundError
 from ..ranges import Range
-from .base import Buffers, ObjectInfo, Store, check_key, check_parts, check_ranges
+from .base import (
+    WHOLE,
+    Buffers,
+    ObjectInfo,
+    Store,
+    check_key,
+    check_parts,
+    check_ranges,
+    check_size,
+)
 
 _Objects = dict[str, tuple[memoryview, datetime]]
 # Without a lock, which a child that is forked while another thread holds it would wait for: each
@@ -33,8 +42,10 @@ class MemoryStore(Store):
         except KeyError:
             raise ObjectNotFoundError(f"{self.url}: no object {key!r}") from None
 
-    def get(self, key: str) -> memoryview:
-        return self._object(key)
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        data = self._object(key)
+        check_size(data.nbytes, limit, place=f"{self.url}/{key}")
+        return data
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         data = self._object(key)

@@ -1,8 +1,10 @@
-"""S3 through the minio client: after a fork, and to create buckets, which obstore cannot."""
+"""S3 through the minio client, over connections that do not trust the server.
+
+It lists, deletes and creates buckets; after a fork and behind a proxy it does all.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import ParseError
 
-import certifi
 import urllib3
 from minio import Minio
 from minio.credentials.credentials import Credentials
@@ -22,6 +23,7 @@ from minio.credentials.providers import (
     Provider,
     StaticProvider,
 )
+from minio.datatypes import Object
 from minio.deleteobjects import DeleteObject
 from minio.error import MinioException, S3Error
 from minio.signer import sign_v4_s3
@@ -33,17 +35,19 @@ from ..process import cached_property
 from ..ranges import Range, coalesce
 from .base import (
     STREAM_CHUNK,
+    WHOLE,
     Buffers,
     ObjectInfo,
     Store,
     check_lengths,
     check_ranges,
+    check_size,
     read_only,
 )
+from .guarded_http import Pages, connections
 from .keys import Keys
 from .s3_place import THREADS, Failure, S3Place, raise_mapped
 from .s3_profile import has_environment_keys, profile_session
-from .whole_heads import whole_heads
 
 
 class MinioS3(Store):
@@ -54,27 +58,28 @@ class MinioS3(Store):
         self._place = place
         self._keys = keys
 
-    @cached_property
+    @property
     def _http(self) -> urllib3.PoolManager:
         place = self._place
-        http = urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=place.connect_timeout, read=place.timeout),
-            maxsize=THREADS,
-            cert_reqs="CERT_REQUIRED",
-            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
-            retries=urllib3.Retry(0, raise_on_status=False),  # `RetriedStore` does
+        return connections(
+            place.server_url,
+            timeout=place.timeout,
+            connect_timeout=place.connect_timeout,
+            kept=THREADS,
         )
-        return whole_heads(http)
 
     @cached_property
-    def _client(self) -> Minio:
+    def _minio(self) -> Minio:
+        return self._over(self._http)
+
+    def _over(self, http: urllib3.PoolManager) -> Minio:
         place = self._place
         endpoint = urlsplit(place.endpoint or "https://s3.amazonaws.com")
         return Minio(
             endpoint.netloc,
             secure=endpoint.scheme == "https",
             region=place.region,
-            http_client=self._http,
+            http_client=http,
             credentials=self._credentials,
         )
 
@@ -94,29 +99,45 @@ class MinioS3(Store):
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
 
+    @property
+    def _shown(self) -> S3Place:
+        """The place with the keys that no message may show."""
+        return self._place if self._keys is None else self._keys.shown()
+
     @contextmanager
     def _mapped_errors(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
         except StoreError:
             raise
-        except (MinioException, urllib3.exceptions.HTTPError, ParseError, ValueError) as error:
-            place = self._place if self._keys is None else self._keys.shown()
-            raise_mapped(place, _failure(verb, key, error), error)
+        except (MinioException, urllib3.exceptions.HTTPError, *_PARSERS) as error:
+            raise_mapped(self._shown, _failure(verb, key, error), error)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
-        with self._response(key, offset=start, length=end - start) as response:
-            yield from response.stream(STREAM_CHUNK)
+        left = end - start
+        with self._response(key, offset=start, length=left) as response:
+            for piece in response.stream(STREAM_CHUNK, decode_content=False):
+                left -= len(piece)
+                if left < 0:
+                    raise StoreError(f"{self.url}/{key}: more bytes came than were asked for")
+                yield piece
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        place = f"{self.url}/{key}"
         with self._response(key) as response:
-            return read_only(response.read())
+            size = _length(response)
+            if size is None and not response.headers.get("transfer-encoding"):
+                raise StoreError(f"{place}: the server does not say how many bytes it has")
+            check_size(size or 0, limit, place=place)
+            body = _received(response, limit)
+        check_size(len(body), limit, place=place)
+        return read_only(body)
 
     @contextmanager
     def _response(self, key: str, offset: int = 0, length: int = 0) -> Iterator[BaseHTTPResponse]:
         """The answer to a GET of `length` bytes from `offset` on; 0 is all."""
         with self._mapped_errors("get", key):
-            response = self._client.get_object(
+            response = self._minio.get_object(
                 self._place.bucket, self._place.full_key(key), offset=offset, length=length
             )
             try:
@@ -127,7 +148,7 @@ class MinioS3(Store):
 
     def _get_range(self, key: str, start: int, end: int) -> memoryview:
         with self._response(key, offset=start, length=end - start) as response:
-            data = read_only(response.read())
+            data = read_only(_received(response, end - start))
         check_lengths([data], [(start, end)], place=f"{self.url}/{key}")
         return data
 
@@ -151,7 +172,7 @@ class MinioS3(Store):
         body = read_only(data)
         headers = {"Content-Length": str(body.nbytes), **({"If-None-Match": "*"} if create else {})}
         with self._mapped_errors("put", key):
-            url = self._client.get_presigned_url(
+            url = self._minio.get_presigned_url(
                 "PUT", self._place.bucket, self._place.full_key(key)
             ).partition("?")[0]
             response = self._http.request(
@@ -194,32 +215,39 @@ class MinioS3(Store):
 
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
-            stat = self._client.stat_object(self._place.bucket, self._place.full_key(key))
-        return ObjectInfo(key, stat.size or 0, _time(stat.last_modified))
+            stat = self._minio.stat_object(self._place.bucket, self._place.full_key(key))
+            return ObjectInfo(key, _size(stat), _time(stat.last_modified))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        folder = self._place.full_prefix(prefix)
         with self._mapped_errors("list", prefix):
-            for item in self._client.list_objects(
-                self._place.bucket, prefix=f"{folder}/" if folder else None, recursive=True
-            ):
+            for item in self._listed(prefix, recursive=True):
                 if not item.is_dir:  # an empty mark of a folder, which other tools leave
                     key = self._place.own_key(item.object_name or "")
-                    yield ObjectInfo(key, item.size or 0, _time(item.last_modified))
+                    yield ObjectInfo(key, _size(item), _time(item.last_modified))
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        folder = self._place.full_prefix(prefix)
         with self._mapped_errors("list", prefix):
-            items = self._client.list_objects(
-                self._place.bucket, prefix=f"{folder}/" if folder else None
-            )
-            names = [item.object_name or "" for item in items if item.is_dir]
-        return sorted(n.rstrip("/").rsplit("/", 1)[-1] for n in names if n != f"{folder}/")
+            folders = [item for item in self._listed(prefix, recursive=False) if item.is_dir]
+            names = [(item.object_name or "").rstrip("/").rsplit("/", 1)[-1] for item in folders]
+        return sorted(names)
+
+    def _listed(self, prefix: str, *, recursive: bool) -> Iterator[Object]:
+        """What lies below a folder, without the folder's own mark."""
+        folder = self._place.full_prefix(prefix)
+        within = f"{folder}/" if folder else ""
+        for item in self._over(Pages(self._http)).list_objects(
+            self._place.bucket, prefix=within or None, recursive=recursive
+        ):
+            name = item.object_name or ""
+            if not name.startswith(within):
+                raise StoreError(f"{self.url}: the server listed {name!r} as one of {within!r}")
+            if name != within:
+                yield item
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = (DeleteObject(self._place.full_key(key)) for key in keys)
         with self._mapped_errors("delete", ""):
-            errors = list(self._client.remove_objects(self._place.bucket, wanted))
+            errors = list(self._minio.remove_objects(self._place.bucket, wanted))
         if errors:
             failure = Failure("delete", errors[0].name or "", code=errors[0].code)
             raise_mapped(self._place, failure, RuntimeError(errors[0].message or errors[0].code))
@@ -227,7 +255,7 @@ class MinioS3(Store):
     def prepare(self) -> None:
         with self._mapped_errors("create bucket", ""):
             try:
-                self._client.make_bucket(self._place.bucket, location=self._place.region)
+                self._minio.make_bucket(self._place.bucket, location=self._place.region)
             except S3Error as error:
                 if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                     raise
@@ -253,6 +281,32 @@ class _ProfileProvider(Provider):
     def retrieve(self) -> Credentials:
         frozen = self._keys.get_frozen_credentials()
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def _length(response: BaseHTTPResponse) -> int | None:
+    """The body's length; None where the head does not say it."""
+    text = response.headers.get("content-length")
+    if text is None or response.headers.get("transfer-encoding"):
+        return None
+    if not re.fullmatch("[0-9]{1,20}", text):
+        raise ValueError(f"an answer of {text[:40]!r} bytes")
+    return int(text)
+
+
+def _received(response: BaseHTTPResponse, limit: int) -> bytearray:
+    """The body; where it has more than `limit` bytes, a few more than that."""
+    body = bytearray()
+    for piece in response.stream(STREAM_CHUNK, decode_content=False):
+        body += piece
+        if len(body) > limit:
+            break
+    return body
+
+
+def _size(item: Object) -> int:
+    if item.size is None or item.size < 0:
+        raise ValueError(f"an object of {item.size} bytes")
+    return item.size
 
 
 def _time(value: datetime | None) -> datetime:
@@ -292,3 +346,16 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
 
 
 _STATUS = {"NoSuchKey": 404, "AccessDenied": 403, "PreconditionFailed": 412}
+
+# What the client raises where an answer is none that it knows.
+_PARSERS = (
+    ParseError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    OSError,
+)

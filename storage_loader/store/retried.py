@@ -17,13 +17,15 @@ from typing_extensions import Buffer
 from ..errors import (
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectTooLargeError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
 )
 from ..process import PerProcess
 from ..ranges import Range
-from .base import Buffers, Infos, ObjectInfo, Store, read_only
+from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
+from .guarded_http import SLOWEST
 from .s3_place import THREADS, ConflictError
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ FIRST_CONTACT = 3.0  # seconds: a typo in the endpoint is told soon
 _SHORTEST = 0.1  # seconds of the first wait at most, then twice as long each time ...
 _LONGEST = 5.0  # ... up to this: so long after an outage everything goes on
 _DELETED_AT_ONCE = 10_000  # keys; ten requests
+_REQUEST_TIME = 5.0  # seconds that an answer is worth: a server that gives one now and then ...
+_KEY_TIME = 0.1  # ... or a key of a list, does not get on
 _LOUD = 5.0  # seconds: who waits longer for the store than this wants to know why
 
 
@@ -56,7 +60,7 @@ def pause(
 class RetriedStore(Store):
     """`inner`, asking again for what failed in a way that can pass; see docs/faults.md.
 
-    An operation that makes no progress is tried for `deadline` seconds, with growing waits in
+    An operation that gets on too slowly is tried for `deadline` seconds, with growing waits in
     between; until this store has answered for the first time, for at most 3 s. A final error
     names the number of attempts and the seconds; its cause is the last one. Of many requests at
     once only those that failed are made again. Waits are in the caller's own thread: Ctrl-C
@@ -86,8 +90,8 @@ class RetriedStore(Store):
         other._notes = (*self._notes, note)
         return other
 
-    def get(self, key: str) -> memoryview:
-        return self._asked(lambda: self._inner.get(key))
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._asked(lambda: self._inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._asked(_Ranges(self._inner, key, ranges))
@@ -95,16 +99,18 @@ class RetriedStore(Store):
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
         return self._all([_Ranges(self._inner, key, ranges) for key, ranges in requests])
 
-    def find_all(self, keys: Sequence[str]) -> list[memoryview | None]:
-        return self._all([partial(self._inner.find, key) for key in keys])
+    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
+        return self._all([partial(self._inner.find, key, limit=limit) for key in keys])
 
-    def find_and_list(self, key: str, prefix: str) -> tuple[memoryview | None, Infos]:
-        finding = self._server.pool.submit(partial(self._inner.find, key))
+    def find_and_list(
+        self, key: str, prefix: str, *, limit: int = WHOLE
+    ) -> tuple[memoryview | None, Infos]:
+        finding = self._server.pool.submit(partial(self._inner.find, key, limit=limit))
         infos = [*self.list(prefix)]
         try:
             return finding.result(), infos
         except StoreError:  # asked again from here, where Ctrl-C ends the waits
-            return self.find(key), infos
+            return self.find(key, limit=limit), infos
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         attempts = _Attempts(self)
@@ -117,9 +123,8 @@ class RetriedStore(Store):
                 self._server.has_answered = True
                 return
             except StoreError as error:
-                if received:  # what is left is an operation of its own
-                    start += received
-                    attempts.progressed()
+                start += received  # what is left is an operation of its own
+                attempts.progressed(received / SLOWEST)
                 if start < end and not attempts.again(error):
                     raise
 
@@ -143,8 +148,9 @@ class RetriedStore(Store):
     def _holds(self, key: str, data: Buffer) -> bool:
         """Whether an object that exists is the one whose put was not answered."""
         try:
-            return self.get(key) == read_only(data)
-        except ObjectNotFoundError:  # deleted since
+            body = read_only(data)
+            return self.get(key, limit=body.nbytes) == body
+        except (ObjectNotFoundError, ObjectTooLargeError):  # deleted since, or another's
             return False
 
     def head(self, key: str) -> ObjectInfo:
@@ -163,8 +169,7 @@ class RetriedStore(Store):
                 self._server.has_answered = True
                 return
             except StoreError as error:
-                if len(seen) > before:
-                    attempts.progressed()
+                attempts.progressed((len(seen) - before) * _KEY_TIME)
                 if not attempts.again(error):
                     raise
 
@@ -208,7 +213,7 @@ class RetriedStore(Store):
             try:
                 if len(results) > before:
                     self._server.has_answered = True
-                    attempts.progressed()
+                    attempts.progressed((len(results) - before) * _REQUEST_TIME)
                 if errors and not attempts.again(min(errors, key=lambda e: e.is_transient)):
                     raise min(errors, key=lambda e: e.is_transient)
             finally:
@@ -273,12 +278,17 @@ class _Attempts:
 
     def __init__(self, store: RetriedStore) -> None:
         self._store = store
-        self.progressed()
-
-    def progressed(self) -> None:
-        """Something came: what is left has all the time again."""
         self._count = 0
-        self._began = time.monotonic()
+        self._began = self._attempted = time.monotonic()
+
+    def progressed(self, seconds: float) -> None:
+        """What came was worth so many: if the attempt took no longer, what is left has all the
+        time again.
+        """
+        now = time.monotonic()
+        if 0 < seconds >= now - self._attempted:
+            self._count = 0
+            self._began = now
 
     def again(self, error: StoreError) -> bool:
         """Note a failed attempt; True, after a wait, where another one is due.
@@ -316,6 +326,7 @@ class _Attempts:
                 return False
             for note in store._notes:
                 note()
+            self._attempted = time.monotonic()
             return True
         if self._count == 1:
             return False

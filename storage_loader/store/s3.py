@@ -1,7 +1,8 @@
 """Objects in an S3 bucket: MinIO, AWS, Ceph, any endpoint, path style.
 
 obstore moves the bytes: in Rust, outside the GIL. Its runtime does not survive a fork, so a
-process that was forked after obstore ran uses the minio client instead; both are `Store`s.
+process that was forked after obstore ran uses the minio client instead. So does one behind a proxy,
+which could lead a redirect anywhere: obstore would follow it. Both are `Store`s.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing_extensions import Buffer
 from ..process import PerProcess
 from ..ranges import Range
 from . import obstore_s3
-from .base import Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, ObjectInfo, Store
+from .guarded_http import proxy_of
 from .keys import Keys, RenewedStore
 from .minio_s3 import MinioS3
 from .obstore_s3 import ObstoreS3
@@ -37,8 +39,11 @@ class S3Store(Store):
 
     def _make(self) -> Store:
         keys = self._keys()
+        is_direct = proxy_of(self.place.server_url) is None
         client: Store = (
-            ObstoreS3(self.place, keys) if obstore_s3.usable() else MinioS3(self.place, keys)
+            ObstoreS3(self.place, keys)
+            if obstore_s3.usable() and is_direct
+            else MinioS3(self.place, keys)
         )
         return client if keys is None else RenewedStore(client, keys)
 
@@ -50,8 +55,8 @@ class S3Store(Store):
     def origin(self) -> str:
         return f"{self.place.server} {self.url}"
 
-    def get(self, key: str) -> memoryview:
-        return self._client.get(key)
+    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
+        return self._client.get(key, limit=limit)
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._client.get_ranges(key, ranges)

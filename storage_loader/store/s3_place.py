@@ -80,6 +80,11 @@ class S3Place:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
 
     @property
+    def server_url(self) -> str:
+        """Where requests go."""
+        return self.endpoint or f"https://s3.{self.region}.amazonaws.com"
+
+    @property
     def server(self) -> str:
         """Where the server answers, for messages."""
         return self.endpoint or f"AWS ({self.region})"

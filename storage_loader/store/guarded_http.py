@@ -1,0 +1,266 @@
+"""urllib3 for servers that are not trusted: all that an answer may cost has a bound.
+
+Heads have at most 64 KiB, interim answers included, and end in a line break: `http.client` would
+take one that ends with the connection as whole, without an object's length or its last digits.
+Bodies that are read whole have a bound, and are taken as they are sent, never unpacked. No redirect
+is followed, so nothing is sent to another place. An exchange that gets nowhere ends: see `_Paced`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import socket
+import ssl
+import time
+from functools import lru_cache
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import certifi
+import urllib3
+from urllib3 import BaseHTTPResponse
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+from urllib3.util import make_headers
+
+SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as good as none
+
+_HEAD = 2**16  # bytes
+_LINE = 2**10  # bytes of a line between chunks
+_LINES = 100  # lines in a row, where chunks have one each
+_REFUSAL = 2**16  # bytes of a refusal's body that are read
+_WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
+_PIECE = 2**16
+_PLACES = 8  # servers whose connections are kept
+
+
+def connections(
+    server_url: str, *, timeout: float, connect_timeout: float, kept: int
+) -> urllib3.PoolManager:
+    """The connections to a server, by way of the proxy that the environment names for it.
+
+    One set for all who ask in this process: keys are in requests, not in connections.
+    """
+    trusted = os.environ.get("SSL_CERT_FILE")
+    proxy = proxy_of(server_url)
+    return _connections(server_url, timeout, connect_timeout, kept, trusted, proxy, os.getpid())
+
+
+@lru_cache(maxsize=_PLACES)
+def _connections(
+    server_url: str,
+    timeout: float,
+    connect_timeout: float,
+    kept: int,
+    trusted: str | None,
+    proxy: SplitResult | None,
+    process: int,
+) -> urllib3.PoolManager:
+    """`process`: a fork's connections are its own."""
+    settings: dict[str, Any] = {
+        "timeout": urllib3.Timeout(connect=connect_timeout, read=timeout),
+        "maxsize": kept,
+        "retries": urllib3.Retry(0, raise_on_status=False),  # `RetriedStore` does
+    }
+    if server_url.startswith("https://"):
+        settings["ssl_context"] = _context(trusted)
+    manager: urllib3.PoolManager
+    if proxy is None:
+        manager = _Direct(**settings)
+    else:
+        user = (
+            f"{unquote(proxy.username)}:{unquote(proxy.password or '')}" if proxy.username else ""
+        )
+        manager = _Proxied(
+            f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}",
+            proxy_headers=make_headers(proxy_basic_auth=user) if user else None,
+            **settings,
+        )
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _TLSPool}
+    return manager
+
+
+@lru_cache(maxsize=4)
+def _context(trusted: str | None) -> ssl.SSLContext:
+    """`trusted`: the file of $SSL_CERT_FILE. Reading the system's certificates takes 5 ms."""
+    context = ssl.create_default_context(cafile=trusted)
+    if trusted is None:
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+def proxy_of(server_url: str) -> SplitResult | None:
+    """The proxy that the environment names for a server."""
+    parts = urlsplit(server_url)
+    proxies = getproxies()
+    url = proxies.get(parts.scheme) or proxies.get("all")
+    if not url or proxy_bypass(parts.hostname or ""):
+        return None
+    return urlsplit(url if "://" in url else f"http://{url}")
+
+
+class TooMuchError(HTTPError):
+    """An answer has more bytes than its reader allows."""
+
+
+class _Guarded(urllib3.PoolManager):
+    """An answer's body is read here, but for one that is granted and asked for in pieces."""
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, redirect: bool = False, **options: Any
+    ) -> BaseHTTPResponse:
+        in_pieces = options.pop("preload_content", True) is False
+        options["decode_content"] = False
+        response = super().urlopen(method, url, redirect=False, preload_content=False, **options)
+        if in_pieces and response.status < 300:
+            return response
+        body = _body(response)
+        headers = response.headers.copy()
+        headers.discard("Transfer-Encoding")
+        return urllib3.HTTPResponse(
+            io.BytesIO(body),
+            headers=headers,  # a HEAD's Content-Length is the object's
+            status=response.status,
+            reason=response.reason,
+            decode_content=False,
+            enforce_content_length=False,
+            request_method=method,
+        )
+
+
+class _Direct(_Guarded):
+    pass
+
+
+class _Proxied(_Guarded, urllib3.ProxyManager):
+    pass
+
+
+class Pages(urllib3.PoolManager):
+    """`inner`, for one listing: no page is asked for twice, so that a listing comes to an end."""
+
+    def __init__(self, inner: urllib3.PoolManager) -> None:
+        super().__init__()
+        self._inner = inner
+        self._asked: set[str] = set()
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, redirect: bool = False, **options: Any
+    ) -> BaseHTTPResponse:
+        if url in self._asked:
+            raise HTTPError("the server sent a listing whose next page is one that it sent before")
+        self._asked.add(url)
+        return self._inner.urlopen(method, url, redirect, **options)
+
+
+def _body(response: BaseHTTPResponse) -> bytes:
+    """All of it; of a refusal what comes in time, and at most the beginning."""
+    is_refusal = response.status >= 300
+    body = bytearray()
+    is_over = False
+    try:
+        for piece in response.stream(_PIECE, decode_content=False):
+            body += piece
+            if len(body) > (_REFUSAL if is_refusal else _WHOLE):
+                break
+        else:
+            is_over = True
+    except (HTTPError, OSError):
+        if not is_refusal:
+            raise
+    finally:
+        if not is_over:
+            response.close()
+        response.release_conn()
+    if not is_refusal and not is_over:
+        raise TooMuchError(f"the server sent an answer of more than {_WHOLE} bytes")
+    return bytes(body[:_REFUSAL] if is_refusal else body)
+
+
+class _Paced(io.RawIOBase):
+    """What comes over a socket, in the socket's timeout and one second more for each `SLOWEST`.
+
+    The timeout alone would begin again with each byte.
+    """
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket) -> None:
+        self._raw = raw
+        self._socket = sock
+        self._timeout = sock.gettimeout()
+        self._end = time.monotonic() + (self._timeout or 0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._timeout is not None:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("it is too slow to be waited for")
+            self._socket.settimeout(min(left, self._timeout))
+        count = self._raw.readinto(buffer)
+        self._end += (count or 0) / SLOWEST
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _BoundedLines(io.BufferedReader):
+    """Lines end, each in a line break: in a head, and between chunks."""
+
+    is_in_head = True
+    _head = 0
+    _lines = 0
+
+    def readline(self, size: int | None = -1) -> bytes:
+        limit = _HEAD + 1 - self._head if self.is_in_head else _LINE
+        if size is not None and size >= 0:
+            limit = min(limit, size)
+        line = super().readline(limit)
+        self._head += len(line)
+        self._lines += 1
+        if len(line) == limit or (self._lines > _LINES and not self.is_in_head):
+            raise http.client.HTTPException("an answer whose head, or a chunk's, has no end")
+        if not line.endswith(b"\n"):
+            raise http.client.RemoteDisconnected("the connection ended in the answer's head")
+        return line
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._lines = 0
+        if size is None or not 0 <= size <= _WHOLE:
+            raise http.client.HTTPException(f"an answer, or a chunk, of {size} bytes")
+        return super().read(size)
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp: _BoundedLines = _BoundedLines(_Paced(self.fp.detach(), sock))
+
+    def begin(self) -> None:
+        """Receive the head."""
+        lines = self.fp
+        super().begin()
+        lines.is_in_head = False
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _TLSConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TLSPool(HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection

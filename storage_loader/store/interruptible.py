@@ -1,0 +1,57 @@
+"""Calls that Ctrl-C gets through.
+
+Python acts on a signal in the main thread alone, between two of its own steps: what waits inside
+Rust for a server keeps Ctrl-C waiting as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """What `call` gives or raises. In the main thread Ctrl-C ends the wait, and not the call."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    try:
+        helper = _idle.pop()
+    except IndexError:
+        helper = _Helper()
+    try:
+        helper.tasks.put(call)
+        result, error = helper.results.get()
+    except BaseException:
+        helper.tasks.put(None)  # after its call, which nobody waits for
+        raise
+    _idle.append(helper)
+    if error is None:
+        return result  # type: ignore[no-any-return]
+    try:
+        raise error
+    finally:
+        del error  # it holds this frame
+
+
+class _Helper:
+    """A thread that makes one call after the other, and does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="storage_loader-s3", daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self.tasks.get()) is not None:
+            try:
+                self.results.put((call(), None))
+            except BaseException as error:  # the caller's
+                self.results.put((None, error))
+            del call
+
+
+_idle: list[_Helper] = []  # of the main thread
