@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import uuid
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ def pytest_configure() -> None:
     missing = [name for name in SETTINGS if not os.environ.get(name)]
     if 0 < len(missing) < len(SETTINGS):
         raise pytest.UsageError(f"for a real S3 server set {', '.join(missing)} too")
+    # As many open files as most systems allow; some tests' servers are other processes.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
     # A shell's background job ignores Ctrl-C, and so would all processes that the tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -327,7 +327,7 @@ def test_an_epoch_without_batches_ends_too(memory: dict[str, str]) -> None:
     loader = DataLoader(the_config, batch_size=8, drop_last=True)
     assert list(loader) == []
     assert (loader.state_dict()["epoch"], loader.state_dict()["rows"]) == (1, 0)
-    state = {**loader.state_dict(), "epoch": 0, "stop_epoch": 1, "rows": 3}
+    state = {**loader.state_dict(), "first_epoch": 0, "epoch": 0, "stop_epoch": 1, "rows": 3}
     loader.load_state_dict(state)
     assert list(loader) == []
     assert (loader.state_dict()["epoch"], loader.state_dict()["rows"]) == (1, 0)
@@ -358,6 +358,30 @@ def test_after_an_append_the_old_rows_go_on(memory: dict[str, str], shuffle: Any
         assert numbers_in(other) == following[1]
         assert (other.num_rows, len(other)) == (COUNT + 30, 16)
         assert str(other.version) == str(DataLoader(the_config).version)
+
+
+@pytest.mark.parametrize("made", [1, 2, 3])
+@pytest.mark.parametrize("loading", [1, 2, 3])
+@pytest.mark.parametrize("batches", [0, 1, 7])  # none, one, an epoch's
+def test_an_iteration_that_has_begun_is_known_whatever_the_epochs(
+    memory: dict[str, str], made: int, loading: int, batches: int
+) -> None:
+    the_config = fill(memory)
+    expected = [n for epoch in range(3) for n in epochs_of(the_config, True)[epoch]]
+    loader = DataLoader(the_config, batch_size=8, shuffle=True, epochs=made, **ORDER)
+    iterator = iter(loader)
+    seen = [number for _ in range(batches) for number in numbers_of(next(iterator))]
+    state = through_json(loader.state_dict())
+    save(the_config, make(range(COUNT, COUNT + 30)))
+    following = [n for epoch in range(3) for n in epochs_of(the_config, True)[epoch]]
+    other = DataLoader(the_config, batch_size=8, shuffle=True, epochs=loading, **ORDER)
+    other.load_state_dict(state)
+    if seen and len(seen) < made * COUNT:  # in the middle: at the state's version to its end
+        assert seen + numbers_in(other) == expected[: made * COUNT]
+    elif seen:  # over: the next one is the loader's own
+        assert numbers_in(other) == following[COUNT + 30 :][: loading * (COUNT + 30)]
+    else:
+        assert numbers_in(other) == following[: made * (COUNT + 30)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -566,6 +590,7 @@ def test_another_dataset_is_refused(memory: dict[str, str]) -> None:
         ({"version": f"{0:016x} nothing"}, "of this version are gone or never were: ['nothing']"),
         ({"rows": COUNT + 1}, "no loader made it"),
         ({"stop_epoch": 0}, "no loader made it"),
+        ({"first_epoch": 1}, "no loader made it"),
         ({"row": 3}, "unknown key of a loader's state 'row'"),
     ],
     ids=str,
@@ -595,7 +620,7 @@ def test_a_state_that_lacks_a_key(fifty: DataConfig, missing: str) -> None:
     st.dictionaries(
         st.sampled_from(
             ["dataset", "version", "subset", "shuffle", "block", "window", "seed", "epoch",
-             "stop_epoch", "rows"]
+             "first_epoch", "stop_epoch", "rows"]
         ),
         st.none() | st.integers(-3, 100) | st.text(max_size=4) | st.floats() | st.lists(st.none()),
         min_size=1,

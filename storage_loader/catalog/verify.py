@@ -153,7 +153,11 @@ def _read_commits(
     catalog: Catalog, schema: Schema, note: Callable[[Problem], None]
 ) -> dict[CommitId, Commit]:
     """All commits that can be read; one that was deleted meanwhile is none."""
-    ids = catalog.commit_ids()
+    try:
+        ids = catalog.commit_ids()
+    except FormatError as error:
+        note(Problem(catalog.config.dataset_name, str(error)))
+        return {}
     try:
         return catalog.read_commits(schema, ids)
     except FormatError:
