@@ -379,7 +379,7 @@ def test_an_iteration_that_has_begun_is_known_whatever_the_epochs(
     if seen and len(seen) < made * COUNT:  # in the middle: at the state's version to its end
         assert seen + numbers_in(other) == expected[: made * COUNT]
     elif seen:  # over: the next one is the loader's own
-        assert numbers_in(other) == following[COUNT + 30 :][: loading * (COUNT + 30)]
+        assert numbers_in(other) == following[COUNT + 30 :][: made * (COUNT + 30)]
     else:
         assert numbers_in(other) == following[: made * (COUNT + 30)]
 
