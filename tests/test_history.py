@@ -28,9 +28,10 @@ from storage_loader import (
     save,
 )
 from storage_loader.catalog import Catalog, Commit, CommitId, live_commits
-from storage_loader.catalog.catalog import StoredCommit, commits_of
+from storage_loader.catalog.catalog import StoredCommit
 from storage_loader.catalog.gc import plan
 from storage_loader.catalog.live import LiveCommits, State, states
+from storage_loader.catalog.named import commits_of
 from storage_loader.catalog.snapshot import Versions
 from storage_loader.errors import DatasetNotFoundError, VersionNotFoundError
 from storage_loader.schema import Schema

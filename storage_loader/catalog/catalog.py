@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, is_dataset_name, require_config
+from ..config import DataConfig, canonical_json, require_config
 from ..errors import (
-    BucketNotFoundError,
-    ConfigError,
     DatasetNotFoundError,
-    FolderNotFoundError,
     FormatError,
     ObjectExistsError,
     ObjectNotFoundError,
     SaverError,
     SchemaError,
-    StorageLoaderError,
     StoreError,
     StoreFullError,
-    VersionNotFoundError,
 )
-from ..keywords import shown
 from ..schema import Schema
 from ..store import ObjectInfo, Store, open_store
 from .claims import (
@@ -44,13 +36,12 @@ from .claims import (
     last_claim,
     mark_key,
 )
-from .commits import COMMIT_LIMIT, FORMAT, LAST_SEQ, Commit, CommitId, live_commits, read_json
-from .live import states
+from .commits import COMMIT_LIMIT, FORMAT, LAST_SEQ, Commit, CommitId, live_commits
+from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
-from .snapshot import Snapshot, Version, Versions
-
-DATASET_LIMIT = 2**24  # bytes of dataset.json
+from .snapshot import Snapshot, Version
+from .stored import DATASET_LIMIT, parse_dataset, stored_datasets
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
@@ -61,10 +52,8 @@ _LONGEST = 0.1  # ... and twice as long each time, up to this
 # time, a folder's 32 KiB hold 117 of the longest names, and locks it meanwhile.
 AT_ONCE = 100
 
-DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 _LISTINGS = 100  # each needs a saver that had listed before all others and publishes just then
 _SHOWN = 12  # datasets named by an error
-_DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ class Catalog:
         """What `read_schema` gives for this dataset.json, None where there is none."""
         if data is None:
             return None
-        _, schema = _parse_dataset(bytes(data), self.schema_key, self.store)
+        _, schema = parse_dataset(bytes(data), self.schema_key, self.store)
         if self.config.schema is not None:
             self._check(self.config.schema, schema)
         return schema
@@ -515,110 +504,3 @@ class _Listing:
         self._rounds += 1
         time.sleep(min(_LONGEST, _SHORTEST * 2.0 ** min(self._rounds - 1, 30)))
         return None
-
-
-def stored_datasets(
-    store: Store,
-    unreadable: Callable[[str, StorageLoaderError], object],
-    *,
-    name: str | None = None,
-) -> list[tuple[dict[str, object], Schema]]:
-    """Identity and schema of each dataset in a store, of one name or of all, sorted by name.
-
-    One whose dataset.json cannot be read is left out; `unreadable` gets its prefix and why.
-    """
-    names = store.list_folders() if name is None else [name]
-    keys = [
-        f"{n}/{i}/dataset.json"
-        for n in names
-        if is_dataset_name(n)
-        for i in store.list_folders(n)
-        if _DATASET_ID.fullmatch(i)
-    ]
-    read = (_stored_dataset(store, key, unreadable) for key in keys)
-    found = [one for one in read if one is not None]
-    return sorted(found, key=lambda item: json.dumps([item[0]["name"], item[0]["additional"]]))
-
-
-def _stored_dataset(
-    store: Store, key: str, unreadable: Callable[[str, StorageLoaderError], object]
-) -> tuple[dict[str, object], Schema] | None:
-    """See `stored_datasets`; `key`: of its dataset.json."""
-    try:
-        return _parse_dataset(bytes(store.get(key, limit=DATASET_LIMIT)), key, store)
-    except ObjectNotFoundError:
-        return None  # objects of a save that was never committed
-    except (FormatError, StoreError) as error:
-        if is_of_the_storage(error):
-            raise
-        unreadable(key.removesuffix("/dataset.json"), error)
-        return None
-
-
-def is_of_the_storage(error: StorageLoaderError) -> bool:
-    """Whether other datasets cannot be read either, now: each would take as long to fail."""
-    if isinstance(error, (BucketNotFoundError, FolderNotFoundError)):
-        return True
-    return isinstance(error, StoreError) and error.is_transient
-
-
-def _parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
-    place = f"{store.url}/{key}"
-    value = read_json(data, DATASET_KEYS, place=place)
-    try:
-        schema = Schema.from_json(value["attributes"])
-        described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
-    except StorageLoaderError as error:
-        raise FormatError(f"{place}: {error}") from error
-    if schema.to_json() != value["attributes"]:
-        raise FormatError(f"{place}: an attribute is not written as name, dtype and shape")
-    if f"{described.dataset_prefix}/dataset.json" != key:
-        raise FormatError(f"{place}: this describes another dataset, {shown(described.identity)}")
-    return described.identity, schema
-
-
-def named_ids(version: Version | Sequence[str], listed: Sequence[CommitId]) -> list[CommitId]:
-    """The commits of a version or list, all of them listed; else `VersionNotFoundError`."""
-    if not isinstance(version, (Version, Sequence)):
-        raise ConfigError(f"version {shown(version)}: a Version, its hash, a commit id, or a list")
-    names = version.commits if isinstance(version, Version) else list(version)
-    by_name = {str(i): i for i in listed}
-    gone = [name for name in names if name not in by_name]
-    if gone:
-        raise VersionNotFoundError(f"commits of this version are gone or never were: {gone[:5]}")
-    return [by_name[name] for name in names]
-
-
-def check_named(version: Version | Sequence[str], commits: Mapping[CommitId, Commit]) -> None:
-    """Raise `VersionNotFoundError` where the commits of these names are not what was meant."""
-    barred = [str(i) for i, commit in commits.items() if i in commit.replaces]
-    if barred:
-        raise VersionNotFoundError(f"commits of this version are gone: {barred[:5]}")
-    if isinstance(version, Version):
-        version.check(commits)
-
-
-def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
-    """The live commits now, or in the state with this hash or after the commit of this id."""
-
-    versions = Versions(commits)
-    live = live_commits(commits)
-    if version is None or version == versions.hash_of(live):
-        return live
-    wanted = CommitId.parse(version)
-    for state in states(commits):
-        if state.after == wanted or (not wanted and version == versions.hash_of(state.live)):
-            gone = [str(i) for i in state.live if i not in commits]
-            if gone:
-                raise VersionNotFoundError(
-                    f"version {shown(version)}: its commits are gone: {gone[:5]}"
-                )
-            return state.live
-    if version == versions.hash_of([]):
-        return []
-    if wanted:
-        raise VersionNotFoundError(f"no version {shown(version)}: that commit is gone or never was")
-    raise VersionNotFoundError(
-        f"no version {shown(version)}: of {len(commits)} commits no state has this hash or is "
-        "after this commit; `storage-loader log` lists them"
-    )

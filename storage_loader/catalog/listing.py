@@ -22,8 +22,9 @@ from ..errors import (
 )
 from ..keywords import checked_keywords, shown
 from ..store import open_store
-from .catalog import Catalog, is_of_the_storage, stored_datasets
+from .catalog import Catalog
 from .snapshot import Version
+from .stored import is_of_the_storage, stored_datasets
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,12 @@ from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
-from .catalog import DATASET_KEYS, DATASET_LIMIT, Catalog, check_named, commits_of, named_ids
+from .catalog import Catalog
 from .commits import Commit, CommitId, read_json
+from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
+from .stored import DATASET_KEYS, DATASET_LIMIT
 
 _THREADS = 8
 _MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
