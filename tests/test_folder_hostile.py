@@ -42,7 +42,9 @@ from storage_loader.errors import (
     FormatError,
     NotAnObjectError,
     ObjectExistsError,
+    ObjectTooLargeError,
     SaverError,
+    SchemaError,
     StorageLoaderError,
     StoreError,
 )
@@ -606,6 +608,54 @@ def test_a_claim_that_was_edited_takes_nothing_back(place: Place, seq: int) -> N
     with DataSaver(place.config) as saver:
         saver(make(range(30, 32)))
     assert stored(place.config) == [*ROWS, 30, 31]
+
+
+@pytest.mark.parametrize("part", ["dataset.json", "a commit"])
+def test_a_sparse_file_takes_no_memory(place: Place, part: str) -> None:
+    os.truncate(FILES[part](place), 2**40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for read in (stored, commit_log, collect_garbage, append):
+        with pytest.raises(ObjectTooLargeError, match="1099511627776 bytes, where at most"):
+            read(place.config)
+    assert verify_dataset(place.config).problems
+    unreadable: list[Any] = []
+    infos = list_datasets(place.root, unreadable=unreadable.append)
+    assert [info.config.dataset_name for info in infos] == ["other"]
+    assert [one.name for one in unreadable] == ["rows"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
+    delete(place.config)
+    assert not place.dataset.exists()
+    place.assert_untouched()
+
+
+def test_a_claim_that_is_sparse_takes_no_memory(place: Place) -> None:
+    [claim] = (place.dataset / "objects" / "w").glob("000001.claim")
+    os.truncate(claim, 2**40)
+    with pytest.raises(ObjectTooLargeError, match=r"/000001\.claim: "):
+        append(place.config)
+    assert stored(place.config) == ROWS
+
+
+def test_no_commit_is_published_that_no_reader_would_take(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = DataSaver(place.config)
+    saver(make(range(30, 35)))
+    with monkeypatch.context() as patch:
+        patch.setattr("storage_loader.catalog.catalog.COMMIT_LIMIT", 100)
+        with pytest.raises(SaverError, match="of JSON, and 100 are allowed; commit more often"):
+            saver.close()
+    assert stored(place.config) == ROWS
+
+
+def test_no_dataset_is_made_that_no_reader_would_take(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_loader.catalog.catalog.DATASET_LIMIT", 100)
+    another = config({"storage": str(place.root)}, "another")
+    with pytest.raises((SaverError, SchemaError), match="of JSON, and 100 are allowed"):
+        save(another, make(range(3)))
+    assert not (place.root / another.dataset_prefix / "dataset.json").exists()
 
 
 # Names, times and depth
