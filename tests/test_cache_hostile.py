@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -157,8 +158,9 @@ class Exchanged:
 
     def _exchange(self) -> None:
         """As soon as the folder is there."""
-        with suppress(FileNotFoundError):
-            os.rename(self._folder, self._folder.parent / "aside")
+        # Another thread may make it again before the link is there: then at the next call.
+        with suppress(FileNotFoundError, FileExistsError):
+            os.rename(self._folder, self._folder.parent / f"aside-{secrets.token_hex(4)}")
             os.symlink(self._theirs, self._folder)
             self.is_done = True
 
