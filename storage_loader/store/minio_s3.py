@@ -188,7 +188,7 @@ class MinioS3(Store):
             )
         if response.status >= 300:
             failure = Failure("put", key, code=_code(response.data), status=response.status)
-            raise_mapped(self._place, failure, RuntimeError(f"HTTP status {response.status}"))
+            raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
 
     def _signed(self, url: str, headers: dict[str, str]) -> dict[str, str]:
         """The headers that let a PUT of any body to `url` in."""
@@ -250,7 +250,7 @@ class MinioS3(Store):
             errors = list(self._minio.remove_objects(self._place.bucket, wanted))
         if errors:
             failure = Failure("delete", errors[0].name or "", code=errors[0].code)
-            raise_mapped(self._place, failure, RuntimeError(errors[0].message or errors[0].code))
+            raise_mapped(self._shown, failure, RuntimeError(errors[0].message or errors[0].code))
 
     def prepare(self) -> None:
         with self._mapped_errors("create bucket", ""):
