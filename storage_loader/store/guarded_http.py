@@ -14,7 +14,7 @@ import os
 import socket
 import ssl
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,6 +26,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
+
+from .interruptible import interruptible
 
 SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as good as none
 
@@ -114,11 +116,16 @@ class _Guarded(urllib3.PoolManager):
         self, method: str, url: str, redirect: bool = False, **options: Any
     ) -> BaseHTTPResponse:
         in_pieces = options.pop("preload_content", True) is False
-        options["decode_content"] = False
-        response = super().urlopen(method, url, redirect=False, preload_content=False, **options)
-        if in_pieces and response.status < 300:
-            return response
-        body = _body(response)
+        options |= {"redirect": False, "preload_content": False, "decode_content": False}
+        ask = partial(super().urlopen, method, url, **options)
+        if in_pieces:
+            response = ask()
+            if response.status < 300:
+                return response
+            body = _body(response)
+        else:
+            # A Ctrl-C inside urllib3 could lose a socket that no pool knows yet.
+            response, body = interruptible(lambda: _with_body(ask()))
         headers = response.headers.copy()
         headers.discard("Transfer-Encoding")
         return urllib3.HTTPResponse(
@@ -155,6 +162,10 @@ class Pages(urllib3.PoolManager):
             raise HTTPError("the server sent a listing whose next page is one that it sent before")
         self._asked.add(url)
         return self._inner.urlopen(method, url, redirect, **options)
+
+
+def _with_body(response: BaseHTTPResponse) -> tuple[BaseHTTPResponse, bytes]:
+    return response, _body(response)
 
 
 def _body(response: BaseHTTPResponse) -> bytes:
