@@ -23,7 +23,7 @@ import numpy as np
 
 from storage_loader import DataConfig, DataLoader, DataSaver
 from storage_loader.loader.order import Order, Rows, Shuffle, make_order
-from storage_loader.loader.plan import Chunk
+from storage_loader.loader.order.chunks import Chunk
 
 from .data import batch, make_rows
 from .rank_bytes import RECORDS

@@ -17,8 +17,8 @@ import numpy as np
 
 from . import loader
 from .errors import ConfigError, LoaderError
-from .loader.memory import ALIGNMENT, AlignedMemory, Memory
-from .loader.parts import Array
+from .loader.fill.memory import ALIGNMENT, AlignedMemory, Memory
+from .loader.fill.parts import Array
 
 
 class DataLoader(loader.DataLoader):

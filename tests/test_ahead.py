@@ -20,8 +20,8 @@ from waiting import until
 
 from storage_loader import DataConfig, DataLoader, Dataset, save
 from storage_loader.errors import TransformError
-from storage_loader.loader import ahead
-from storage_loader.loader.ahead import Ahead, when_it_pays
+from storage_loader.loader.run import ahead
+from storage_loader.loader.run.ahead import Ahead, when_it_pays
 
 COUNT = 200
 
@@ -372,7 +372,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("storage_loader.loader.ahead.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("storage_loader.loader.run.ahead.time.perf_counter", lambda: self.now)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +421,8 @@ def test_a_slow_consumer_gets_the_same_rows(
     saved: DataConfig, monkeypatch: pytest.MonkeyPatch, shuffle: Any
 ) -> None:
     expected = [numbers_of(b) for b in DataLoader(saved, batch_size=7, shuffle=shuffle)]
-    monkeypatch.setattr("storage_loader.loader.ahead._SLOW", 2)
-    monkeypatch.setattr("storage_loader.loader.ahead._PAYS", 0)
+    monkeypatch.setattr("storage_loader.loader.run.ahead._SLOW", 2)
+    monkeypatch.setattr("storage_loader.loader.run.ahead._PAYS", 0)
     loader = DataLoader(saved, batch_size=7, shuffle=shuffle)
     seen = []
     for batch in loader:

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from storage_loader.loader.memory import ALIGNMENT, AlignedMemory
+from storage_loader.loader.fill.memory import ALIGNMENT, AlignedMemory
 
 LARGE = 2**16
 

@@ -39,11 +39,11 @@ from storage_loader.errors import (
     StorageLoaderError,
     StoreError,
 )
-from storage_loader.loader import cache_file
-from storage_loader.loader.cache import Cache
-from storage_loader.loader.cache_file import CacheBusyError, CacheFile
-from storage_loader.loader.locks import lock_file
-from storage_loader.loader.private import open_private
+from storage_loader.loader.fetch import cache_file
+from storage_loader.loader.fetch.cache import Cache
+from storage_loader.loader.fetch.cache_file import CacheBusyError, CacheFile
+from storage_loader.loader.fetch.locks import lock_file
+from storage_loader.loader.fetch.private import open_private
 from storage_loader.store import Store, open_store
 from storage_loader.store.base import WHOLE
 
@@ -159,8 +159,8 @@ def test_what_comes_in_some_seconds_is_fetched_early(
         return seconds * len(first)
 
     clock = SimpleNamespace(perf_counter=now, monotonic=time.monotonic)
-    monkeypatch.setattr("storage_loader.loader.source.time", clock)
-    monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 1)
+    monkeypatch.setattr("storage_loader.loader.fetch.source.time", clock)
+    monkeypatch.setattr("storage_loader.loader.fetch.source._EARLY_SECONDS", 1)
     loader = DataLoader(
         the_config, batch_size=batch_size, shuffle=True, cache_dir=cache_dir, block=14, window=140
     )
@@ -272,7 +272,7 @@ def test_a_file_that_is_cut_under_a_loader_is_fetched_again(
 ) -> None:
     """Between two epochs; also where another loader has opened the cut file meanwhile."""
     watch(monkeypatch, local=False)
-    monkeypatch.setattr("storage_loader.loader.source._LOOK", 0.0, raising=False)
+    monkeypatch.setattr("storage_loader.loader.fetch.source._LOOK", 0.0, raising=False)
 
     def child() -> None:  # where it may die
         how: dict[str, Any] = {"subset": range(count), "batch_size": 10, "cache_dir": cache_dir}
@@ -396,7 +396,7 @@ def test_bytes_between_two_wanted_ranges_do_not_replace_verified_ones(
             data[middle - start] ^= 4
 
     alter(monkeypatch, wrong)
-    monkeypatch.setattr("storage_loader.loader.source._EARLY_SECONDS", 0)  # not whole at once
+    monkeypatch.setattr("storage_loader.loader.fetch.source._EARLY_SECONDS", 0)  # not whole at once
     # Its block comes first, then most others, and that row itself last.
     wanted = [*range(112, 118), *range(112), *range(119, 231), 118]
     seen = []
@@ -458,7 +458,7 @@ class FullDisk:
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """All that was logged at WARNING or above."""
     found = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert {r.name for r in found} <= {"storage_loader.loader.cache"}
+    assert {r.name for r in found} <= {"storage_loader.loader.fetch.cache"}
     return [r.getMessage() for r in found]
 
 

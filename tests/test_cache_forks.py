@@ -329,7 +329,7 @@ def test_rows_come_although_a_process_has_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What it was about to fetch goes through memory; what it holds is said once."""
-    monkeypatch.setattr("storage_loader.loader.cache_file.PATIENCE", 1.0)
+    monkeypatch.setattr("storage_loader.loader.fetch.cache_file.PATIENCE", 1.0)
     stopped = Loading(streamed, cache_dir, hold=True)
     with loading(stopped):
         stopped.begin()
@@ -368,7 +368,7 @@ def test_a_process_that_stops_while_it_counts(
     patience: float,
 ) -> None:
     """Rows go through memory; leaving the loop meanwhile waits for nothing."""
-    monkeypatch.setattr("storage_loader.loader.cache.PATIENCE", patience)
+    monkeypatch.setattr("storage_loader.loader.fetch.cache.PATIENCE", patience)
     watch(monkeypatch, local=False)
     how: dict[str, Any] = {"batch_size": 16, "cache_dir": cache_dir, "cache_size": CACHE_SIZE}
     assert numbers_in(DataLoader(several, **how), LARGE) == list(range(ROWS))

@@ -20,8 +20,8 @@ from rows import numbers_in, numbers_of
 from test_cache_files import LARGE, cached_files, fill, ranges
 
 from storage_loader import DataConfig, DataLoader
-from storage_loader.loader import cache
-from storage_loader.loader.cache import Cache
+from storage_loader.loader.fetch import cache
+from storage_loader.loader.fetch.cache import Cache
 from storage_loader.store import open_store
 
 ROWS = 400
@@ -111,7 +111,7 @@ def test_the_rows_are_the_same_and_the_limit_is_kept(
         loader = DataLoader(several, cache_dir=cache_dir, cache_size=limit, **how)
         assert numbers_in(loader, LARGE) == expected
         assert numbers_in(loader, LARGE)
-    warnings = [r for r in caplog.records if r.name == "storage_loader.loader.cache"]
+    warnings = [r for r in caplog.records if r.name == "storage_loader.loader.fetch.cache"]
     # A cache that holds an object or more says nothing as long as files give way in time.
     least = size in ("a byte", "below a block", "below an object")
     assert least <= len(warnings) <= (size not in ("nothing", "all"))
@@ -270,7 +270,7 @@ def test_what_is_open_is_not_evicted(
 
 HOLD = """
 import sys
-from storage_loader.loader.cache import Cache
+from storage_loader.loader.fetch.cache import Cache
 from storage_loader import DataConfig
 from storage_loader.store import open_store
 cache = Cache(sys.argv[2], open_store(DataConfig.from_json(sys.argv[1])), 10**9)

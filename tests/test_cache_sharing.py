@@ -27,7 +27,7 @@ from threads import running
 
 from storage_loader import DataConfig, DataLoader, save
 from storage_loader.catalog import Catalog
-from storage_loader.loader.locks import LockFile
+from storage_loader.loader.fetch.locks import LockFile
 
 ROWS = 400
 

@@ -202,7 +202,7 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
 def test_a_loader_verifies_a_folders_objects_once(
     folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storage_loader.loader import blocks
+    from storage_loader.loader.fetch import blocks
 
     the_config = saved(folder)
     hashed: list[int] = []
@@ -230,7 +230,9 @@ def test_without_verification_a_folders_rows_come_as_they_are(
     first = int(Dataset(the_config).open().starts[DAMAGED])
     change(the_config, flip(column.offset))
     right = make(range(COUNT), WITH_PIXELS)["pixels"]
-    monkeypatch.setattr("storage_loader.loader.blocks.xxh3", lambda data: pytest.fail("hashed"))
+    monkeypatch.setattr(
+        "storage_loader.loader.fetch.blocks.xxh3", lambda data: pytest.fail("hashed")
+    )
     dataset = Dataset(the_config, verify=False)
     [loaded] = DataLoader(the_config, batch_size=COUNT, verify=False)
     for pixels in (dataset[:]["pixels"], loaded["pixels"]):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rows import ROW, assert_rows, make
 
 from storage_loader import Attribute
-from storage_loader.loader.gather import _LARGE_ROW as LARGE_ROW
-from storage_loader.loader.gather import Copies, Ready, gathered
-from storage_loader.loader.memory import AlignedMemory
-from storage_loader.loader.parts import Parts, void_rows
+from storage_loader.loader.fill.gather import _LARGE_ROW as LARGE_ROW
+from storage_loader.loader.fill.gather import Copies, Ready, gathered
+from storage_loader.loader.fill.memory import AlignedMemory
+from storage_loader.loader.fill.parts import Parts, void_rows
 from storage_loader.schema import Schema
 
 NBYTES = [0, 1, 8, 72, 1023, 1024, 16383, 49152, 2**20]

@@ -41,7 +41,7 @@ PACKAGE = Path(storage_loader.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 RUNNING = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 # Batches of our own worker processes, in memory that only they and we have; tensors in these.
-OWN = {"loader/workers.py"}
+OWN = {"loader/run/workers.py"}
 
 
 def running(source: str) -> list[str]:

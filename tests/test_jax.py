@@ -17,7 +17,7 @@ from waiting import until
 
 from storage_loader import Attribute, DataConfig, save
 from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
-from storage_loader.loader.memory import ALIGNMENT
+from storage_loader.loader.fill.memory import ALIGNMENT
 from storage_loader.schema import DTYPES
 
 jax = pytest.importorskip("jax")

@@ -40,6 +40,21 @@ LAYERS = {
     "__main__": 8,
 }
 
+# The same within a unit: what stands right below it.
+ROOMS = {
+    "loader": {
+        "order": 0,
+        "fill": 1,
+        "fetch": 2,
+        "run": 3,
+        "peers": 3,
+        "view": 4,
+        "dataset": 5,
+        "loader": 5,
+        "split": 5,
+    },
+}
+
 # Foreign libraries that only one unit may import.
 ONLY_IN = {
     "boto3": "store",
@@ -108,6 +123,17 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
                 f"{module}:{found.line}: {unit} (layer {LAYERS[unit]}) imports "
                 f"{rest[0]} (layer {LAYERS[rest[0]]})"
             )
+        elif (
+            rest[0] == unit
+            and unit in ROOMS
+            and len(rest) > 1
+            and len(parts := module.split(".")) > 2
+        ):
+            rooms, room = ROOMS[unit], parts[2]
+            if room not in rooms or rest[1] not in rooms:
+                wrong.append(f"{module}:{found.line}: {room} or {rest[1]} is no room of {unit}")
+            elif rest[1] != room and rooms[rest[1]] >= rooms[room]:
+                wrong.append(f"{module}:{found.line}: {unit}/{room} imports {unit}/{rest[1]}")
     return wrong
 
 
@@ -138,6 +164,9 @@ def test_module_imports_only_lower_layers(module: str, path: Path) -> None:
         ("store.s3", "from ..hdf5 import x", "store (layer 3) imports hdf5 (layer 3)"),
         ("saver.saver", "def f():\n    from .. import loader", "saver (layer 5) imports loader"),
         ("torch.loader", "import storage_loader.jax", "torch (layer 6) imports jax (layer 6)"),
+        ("loader.order.x", "from ..fetch import x", "loader/order imports loader/fetch"),
+        ("loader.fetch.x", "from ..run.stats import y", "loader/fetch imports loader/run"),
+        ("loader.other", "from .fetch import x", "other or fetch is no room of loader"),
         ("loader.order", "import torch.utils.data", "only torch imports torch"),
         ("loader.order", "if TYPE_CHECKING:\n    import jax", "only jax imports jax"),
         ("saver.saver", "import h5py", "only hdf5 imports h5py"),

@@ -16,16 +16,16 @@ import pytest
 from forked import forked
 from waiting import until
 
-from storage_loader.loader.locks import LockFile, LockTimeoutError, lock_file
-from storage_loader.loader.private import open_private
+from storage_loader.loader.fetch.locks import LockFile, LockTimeoutError, lock_file
+from storage_loader.loader.fetch.private import open_private
 
 NEVER = threading.Event()
 
 HOLD = """
 import os, sys, threading, time
 from pathlib import Path
-from storage_loader.loader.locks import lock_file
-from storage_loader.loader.private import open_private
+from storage_loader.loader.fetch.locks import lock_file
+from storage_loader.loader.fetch.private import open_private
 with open_private(Path(sys.argv[1])) as own:
     file = lock_file("locks", own)
 with file.held("it", [(int(sys.argv[2]), int(sys.argv[3]))], threading.Event(), 0):
@@ -179,7 +179,7 @@ def test_a_wait_ends_when_nobody_wants_it(tmp_path: Path) -> None:
 def test_a_wait_that_takes_long_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr("storage_loader.loader.locks._LONG", 0.1)
+    monkeypatch.setattr("storage_loader.loader.fetch.locks._LONG", 0.1)
     caplog.set_level("INFO", "storage_loader")
     file = file_in(tmp_path)
     with holding(tmp_path, (4, 5)) as (process, _), file.held("it", [(8, 9)], NEVER, 0):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader.loader.partition import LAST_BATCH, Batch, LastBatch, Partition
+from storage_loader.loader.order.partition import LAST_BATCH, Batch, LastBatch, Partition
 
 
 @st.composite

@@ -21,7 +21,8 @@ from threads import running
 from waiting import until
 
 from storage_loader import DataLoader
-from storage_loader.loader.work import Pipeline, Preparation, Work, _Begun, _Budget, _wait_for_one
+from storage_loader.loader.fetch.work import Preparation, Work
+from storage_loader.loader.run.pipeline import Pipeline, _Begun, _Budget, _wait_for_one
 
 Sizes = list[list[int]]  # of the works of each preparation
 
@@ -424,8 +425,8 @@ def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
         if "1 of 2" in logged[-1]:  # where the machine is busy, it may wait for the first one too
             go.set()
 
-    monkeypatch.setattr("storage_loader.loader.work._LONG", 0.05)
-    monkeypatch.setattr("storage_loader.loader.work._log.info", log)
+    monkeypatch.setattr("storage_loader.loader.run.pipeline._LONG", 0.05)
+    monkeypatch.setattr("storage_loader.loader.run.pipeline._log.info", log)
 
     def prepare(stop: threading.Event) -> Preparation[int]:
         return Preparation([Work(1, lambda: None), Work(1, lambda: go.wait(60) and None)], int)

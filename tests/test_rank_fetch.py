@@ -9,12 +9,12 @@ import pytest
 from faulty import WatchedStore, watch
 
 from storage_loader import DataConfig, DataLoader, save
-from storage_loader.loader.held import spare_gap
+from storage_loader.loader.fetch.held import spare_gap
 from storage_loader.loader.order import Order, make_order
+from storage_loader.loader.order.chunks import Epoch, chunks
 from storage_loader.loader.order.orders import _window
-from storage_loader.loader.partition import Partition
-from storage_loader.loader.plan import Epoch, chunks
-from storage_loader.loader.subset import Subset
+from storage_loader.loader.order.partition import Partition
+from storage_loader.loader.order.subset import Subset
 
 KIB = 2**10
 

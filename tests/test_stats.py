@@ -16,7 +16,7 @@ from faulty import Call, WatchedStore, watch
 from rows import ATTRIBUTES, ROW, config, make, numbers_in
 
 from storage_loader import DataConfig, DataLoader, Dataset, Stats, save
-from storage_loader.loader.stats import Meter
+from storage_loader.loader.run.stats import Meter
 from storage_loader.store import CountedStore, Counter, MemoryStore, Traffic
 
 COUNT = 100

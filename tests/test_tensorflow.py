@@ -23,7 +23,7 @@ from storage_loader.errors import (
     ObjectNotFoundError,
     TransformError,
 )
-from storage_loader.loader.memory import ALIGNMENT
+from storage_loader.loader.fill.memory import ALIGNMENT
 from storage_loader.schema import DTYPES
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

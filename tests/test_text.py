@@ -29,7 +29,7 @@ from storage_loader.errors import (
     StoreError,
     TransformError,
 )
-from storage_loader.loader.cache import Cache
+from storage_loader.loader.fetch.cache import Cache
 from storage_loader.store.memory import MemoryStore
 from storage_loader.store.s3_place import Failure, S3Place, raise_mapped
 from storage_loader.text import printable

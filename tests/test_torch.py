@@ -31,7 +31,7 @@ from rows import (
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.loader.parts import Parts
+from storage_loader.loader.fill.parts import Parts
 from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader, Dataset, as_tensor, gather
 

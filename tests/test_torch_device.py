@@ -30,7 +30,7 @@ import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver, save
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ConfigError, TransformError, UnknownNameError
-from storage_loader.loader.parts import Parts
+from storage_loader.loader.fill.parts import Parts
 from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader
 from storage_loader.torch.device import Cuda

@@ -21,7 +21,7 @@ import storage_loader
 from storage_loader import DataConfig, save
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
-from storage_loader.loader.partition import LAST_BATCH, Partition
+from storage_loader.loader.order.partition import LAST_BATCH, Partition
 from storage_loader.torch import DataLoader, IterableDataset
 from storage_loader.torch.epochs import Epochs
 

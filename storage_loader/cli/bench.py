@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from ..bench import Measured, measure, plot, require_plot
 from ..loader import DataLoader, Stats
-from ..loader.stats import size_text
+from ..loader.run.stats import size_text
 from .text import echo, table
 from .which import config_at, version_option
 

@@ -13,7 +13,7 @@ import click
 from ..catalog import LoggedCommit, UnreadableDataset, commit_log, dataset_info, list_datasets
 from ..config import DataConfig
 from ..loader import Dataset
-from ..loader.stats import size_text
+from ..loader.run.stats import size_text
 from .text import cell, echo, echo_error, shown, table
 from .which import agrees, chosen, dataset_arguments, storage_options, version_option, where_option
 

@@ -21,7 +21,7 @@ from ..catalog import (
     verify_dataset,
 )
 from ..errors import FormatError
-from ..loader.stats import size_text
+from ..loader.run.stats import size_text
 from .text import ask, echo, echo_beside_bar, progress_bar, table
 from .which import chosen, chosen_or_unreadable, dataset_arguments, version_option
 

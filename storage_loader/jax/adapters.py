@@ -13,12 +13,12 @@ from .. import loader
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_settings, shown
-from ..loader.memory import AlignedMemory, Memory
+from ..loader.fill.memory import AlignedMemory, Memory
 from ..loader.order import Rows
-from ..loader.partition import Partition
+from ..loader.order.chunks import Chunk, Epoch
+from ..loader.order.partition import Partition
 from ..loader.peers import Peers
-from ..loader.plan import Chunk, Epoch
-from ..loader.stats import Meter
+from ..loader.run.stats import Meter
 from . import distributed
 from .placing import Placing, TooWide
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..loader.parts import Array
+from ..loader.fill.parts import Array
 
 try:  # what `jax.device_put` ends in, after ten times as much in Python; not public
     from jax._src.lib import xla_client  # type: ignore[attr-defined]

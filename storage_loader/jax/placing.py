@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from ..errors import ConfigError
-from ..loader.partition import Partition
-from ..loader.parts import Array
+from ..loader.fill.parts import Array
+from ..loader.order.partition import Partition
 from ..process import cached_property
 from .alike import Alike
 

@@ -7,7 +7,7 @@ import numpy.random  # noqa: F401
 
 from .dataset import Dataset
 from .loader import DataLoader
+from .run.stats import Stats
 from .split import split
-from .stats import Stats
 
 __all__ = ["DataLoader", "Dataset", "Stats", "split"]

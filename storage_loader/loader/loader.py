@@ -17,17 +17,17 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..process import PerProcess
-from .ahead import Ahead, when_it_pays
-from .memory import Memory
+from .fill.memory import Memory
 from .order import Order, Shuffle, make_order
-from .partition import LAST_BATCH, LastBatch, Partition
-from .plan import Epoch
-from .reader import Due, Read, due_batches, read_batches, unprepared
-from .state import State
-from .stats import Meter, Stats
-from .subset import Subset, make_subset
+from .order.chunks import Epoch
+from .order.partition import LAST_BATCH, LastBatch, Partition
+from .order.state import State
+from .order.subset import Subset, make_subset
+from .run.ahead import Ahead, when_it_pays
+from .run.prefetch import Due, Read, due_batches, read_batches, unprepared
+from .run.stats import Meter, Stats
+from .run.workers import Job, Workers
 from .view import Transform, View, one_row
-from .workers import Job, Workers
 
 EXTRAS = ("row", "valid")
 DEFAULT_PREFETCH = 256 * 2**20

@@ -8,7 +8,7 @@ from ..catalog import Catalog, Version
 from ..config import DataConfig
 from ..keywords import checked_keywords
 from .order import Rows
-from .subset import split_rows
+from .order.subset import split_rows
 
 
 @checked_keywords

@@ -15,12 +15,12 @@ from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
-from .cache import Cache
-from .objects import Objects
+from .fetch.cache import Cache
+from .fetch.objects import Objects
+from .fetch.source import Source
+from .fill.parts import Array
 from .order import Rows
-from .parts import Array
 from .peers import Peers
-from .source import Source
 
 _OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 

@@ -6,6 +6,7 @@ Rust for a server keeps Ctrl-C waiting as long.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -55,3 +56,4 @@ class _Helper:
 
 
 _idle: list[_Helper] = []  # of the main thread
+os.register_at_fork(after_in_child=_idle.clear)  # their threads are the parent's

@@ -12,14 +12,14 @@ import torch.utils.data
 from .. import loader
 from ..config import DataConfig
 from ..keywords import checked_settings
-from ..loader.ahead import Ahead
+from ..loader.fill.memory import Memory
+from ..loader.fill.parts import Array
 from ..loader.loader import Result, Timed
-from ..loader.memory import Memory
-from ..loader.parts import Array
+from ..loader.order.chunks import Epoch
 from ..loader.peers import Peers
-from ..loader.plan import Epoch
-from ..loader.reader import Read
-from ..loader.stats import Meter
+from ..loader.run.ahead import Ahead
+from ..loader.run.prefetch import Read
+from ..loader.run.stats import Meter
 from ..loader.view import View
 from ..process import PerProcess
 from . import distributed

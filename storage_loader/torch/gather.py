@@ -7,9 +7,9 @@ import os
 import numpy as np
 import torch
 
-from ..loader.memory import AlignedMemory
+from ..loader.fill.memory import AlignedMemory
+from ..loader.fill.parts import Array, Parts
 from ..loader.order import Rows
-from ..loader.parts import Array, Parts
 
 _WIDEST = 16  # bytes of the widest item that torch copies, complex128
 _ITEMS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

@@ -13,8 +13,8 @@ from .. import loader
 from ..catalog import Snapshot
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..loader.partition import Partition
-from ..loader.state import State
+from ..loader.order.partition import Partition
+from ..loader.order.state import State
 from . import distributed
 from .adapters import DataLoader
 from .epochs import Epochs

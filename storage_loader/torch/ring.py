@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
+from ..loader.fill.parts import Array, Parts
 from ..loader.order import Rows
-from ..loader.parts import Array, Parts
 from .device import Cuda, Event
 from .gather import select_rows
 

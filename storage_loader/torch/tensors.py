@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ..loader.parts import Array
+from ..loader.fill.parts import Array
 
 
 def as_tensor(array: Array) -> torch.Tensor:

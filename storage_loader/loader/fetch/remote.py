@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..errors import ChecksumError
-from ..ranges import Range, coalesce
+from ...errors import ChecksumError
+from ...ranges import Range, coalesce
+from ..fill.gather import Copies
+from ..fill.parts import Array, Parts, void_rows
+from ..order import Rows
 from .blocks import Checksums, ObjectRows
-from .gather import Copies
 from .objects import Objects
-from .order import Rows
-from .parts import Array, Parts, void_rows
 from .work import Work
 
 _HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables

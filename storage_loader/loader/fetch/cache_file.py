@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..ranges import Range
-from ..store import Buffer, read_pieces
+from ...ranges import Range
+from ...store import Buffer, read_pieces
 from .locks import PATIENCE, LockFile, LockTimeoutError
 from .private import open_file
 

@@ -13,16 +13,16 @@ from functools import partial
 
 import numpy as np
 
-from ..catalog import StoredObject
-from ..process import cached_property
+from ...catalog import StoredObject
+from ...process import cached_property
+from ..fill.gather import Copies, Ready, gathered
+from ..fill.parts import Array, Parts
+from ..order import Rows
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
-from .gather import Copies, Ready, gathered
 from .held import Blocks, HeldObject
 from .objects import Objects
-from .order import Rows
-from .parts import Array, Parts
 from .remote import RemoteReader
 from .work import Preparation, Work
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..catalog import Version
-from ..errors import LoaderError
-from ..keywords import reject_unknown, shown
+from ...catalog import Version
+from ...errors import LoaderError
+from ...keywords import reject_unknown, shown
 
 _INTEGERS = ("seed", "first_epoch", "epoch", "stop_epoch", "rows", "block", "window")
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..process import cached_property
-from ..schema import Attribute
-from .order import Rows
+from ...process import cached_property
+from ...schema import Attribute
+from ..order import Rows
 
 Array = npt.NDArray[Any]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ..catalog import Snapshot, StoredObject
-from ..errors import FormatError, ObjectNotFoundError, ObjectShortError
-from ..ranges import Range
-from ..schema import Schema
-from ..store import Buffer, Store
+from ...catalog import Snapshot, StoredObject
+from ...errors import FormatError, ObjectNotFoundError, ObjectShortError
+from ...ranges import Range
+from ...schema import Schema
+from ...store import Buffer, Store
 
 T = TypeVar("T")
 Read = tuple[int, Sequence[Range]]  # an object, and ranges of its bytes

@@ -11,14 +11,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..schema import Schema
-from .gather import Ready, gathered
-from .memory import Memory
-from .order import Rows
-from .parts import Array
-from .plan import Chunk, Epoch, chunks
-from .source import WORK_NBYTES, Source
-from .work import Pipeline, Preparation
+from ...schema import Schema
+from ..fetch.source import WORK_NBYTES, Source
+from ..fetch.work import Preparation
+from ..fill.gather import Ready, gathered
+from ..fill.memory import Memory
+from ..fill.parts import Array
+from ..order import Rows
+from ..order.chunks import Chunk, Epoch, chunks
+from .pipeline import Pipeline
 
 _CHUNKS = 16  # that `prefetch` is divided into, where the order has no windows ...
 _CHUNKS_HERE = 4  # ... and where nothing is fetched: longer ones cost less planning

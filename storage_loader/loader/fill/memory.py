@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .order import Rows
+from ..order import Rows
 from .parts import Array, Parts
 
 ALIGNMENT = 64  # bytes; from there TensorFlow and JAX take an array's memory without a copy

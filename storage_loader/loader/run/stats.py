@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..store import Counter, Traffic
+from ...store import Counter, Traffic
 
 
 @dataclass(frozen=True)

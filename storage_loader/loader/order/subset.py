@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError
-from ..keywords import shown
-from ..process import cached_property
-from .order import Rows
-from .order.permutation import permutation
+from ...errors import ConfigError
+from ...keywords import shown
+from ...process import cached_property
+from . import Rows
+from .permutation import permutation
 
 
 @dataclass(frozen=True, eq=False)

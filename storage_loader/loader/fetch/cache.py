@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import LoaderError
-from ..store import Store
-from ..text import printable
+from ...errors import LoaderError
+from ...store import Store
+from ...text import printable
 from .cache_file import (
     FULL,
     CacheFile,

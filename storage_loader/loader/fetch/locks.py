@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from ..process import PerProcess
-from ..ranges import Range
+from ...process import PerProcess
+from ...ranges import Range
 from .private import open_file
 
 _log = logging.getLogger(__name__)

@@ -1,15 +1,16 @@
-"""Pieces of work that make rows ready, and the pipeline that does them ahead of use."""
+"""The pipeline that does pieces of work ahead of use."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
+
+from ..fetch.work import Preparation, Prepare
 
 T = TypeVar("T")
 
@@ -18,33 +19,6 @@ _log = logging.getLogger(__name__)
 _LONG = 10.0  # seconds of waiting after which the log says for what
 _WIDE = 32  # threads for works that mostly wait
 _MOST_AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
-
-
-@dataclass(frozen=True)
-class Work:
-    """A call that may run in any thread."""
-
-    nbytes: int  # that it makes ready, to be held until they are used
-    run: Callable[[], None]
-    is_small: bool = False  # a few short requests: it waits more than it works
-
-
-@dataclass(frozen=True)
-class Preparation(Generic[T]):
-    """What must be done before a result can be had: `works` in any order, then `finish`."""
-
-    works: Sequence[Work]
-    finish: Callable[[], T]
-
-    def now(self) -> T:
-        """Do it here."""
-        for work in self.works:
-            work.run()
-        return self.finish()
-
-
-Prepare = Callable[[threading.Event], Preparation[T]]
-"""Plans it; its works may end early once the event is set, since nobody wants them any more."""
 
 
 class _Begun(Generic[T]):

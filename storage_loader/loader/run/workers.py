@@ -30,7 +30,7 @@ from multiprocessing import reduction
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
-from ..errors import LoaderError, TransformError
+from ...errors import LoaderError, TransformError
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ChecksumError
-from ..ranges import Range, coalesce
-from ..store import Buffer
+from ...errors import ChecksumError
+from ...ranges import Range, coalesce
+from ...store import Buffer
+from ..fill.parts import Array, void_rows
+from ..order import Rows
 from .blocks import Checksums
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
 from .objects import Objects
-from .order import Rows
-from .parts import Array, void_rows
 from .work import Work
 
 Blocks = npt.NDArray[np.bool_]

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .order import Rows
+from . import Rows
 
 LastBatch = Literal["partial", "drop", "pad", "wrap"]
 

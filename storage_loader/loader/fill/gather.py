@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..schema import Attribute, Schema
+from ...schema import Attribute, Schema
+from ..order import Rows
 from .memory import Memory
-from .order import Rows
 from .parts import Array, Parts, Sorted
 
 _LARGE_ROW = 1024  # bytes from which rows are copied batch by batch, by their addresses

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .order import Order, Rows
+from . import Order, Rows
 from .partition import Partition
 from .subset import Subset
 

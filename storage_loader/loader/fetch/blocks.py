@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import StoredObject, rows_text
-from ..errors import ChecksumError
-from ..schema import Schema
-from ..store import Buffer, xxh3
+from ...catalog import StoredObject, rows_text
+from ...errors import ChecksumError
+from ...schema import Schema
+from ...store import Buffer, xxh3
+from ..order import Rows
 from .objects import Objects
-from .order import Rows
 
 _REMEDY = (
     "`storage-loader verify` lists all that is damaged; bring the object back from a copy, save "

@@ -1,0 +1,1 @@
+"""Verified bytes in memory become the arrays of a batch."""

@@ -1,0 +1,1 @@
+"""What runs while an epoch does: fetching ahead, threads, worker processes, statistics."""
