@@ -10,6 +10,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from .errors import ConfigError, UnknownNameError
 
 P = ParamSpec("P")
@@ -161,6 +163,13 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} {shown(value)}: True or False")
     return value
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """The whole number itself; `ConfigError` for anything else, and below `least`."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} {shown(value)}: a whole number from {least} up")
+    return int(value)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

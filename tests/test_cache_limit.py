@@ -132,21 +132,38 @@ def test_a_cache_that_holds_all_is_used(
     assert sum(end - start for _, start, end in ranges(opened)) < 1.1 * loader.open().nbytes
 
 
-def test_part_of_a_cache_saves_part_of_the_requests(
-    several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_later_epoch_finds_the_share_that_fits(
+    several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, shuffle: Any, count: int
 ) -> None:
     """What fits is kept for the next epoch, not evicted by what follows it."""
     opened = watch(monkeypatch, local=False)
+    disk = sizes(several)["an object"]
     loader = DataLoader(
-        several, batch_size=16, shuffle="global", cache_dir=cache_dir,
-        cache_size=sizes(several)["two objects"],
+        several, batch_size=16, shuffle=shuffle, block=14, window=100, cache_dir=cache_dir,
+        cache_size=count * disk,
     )  # fmt: skip
-    for _ in range(2):
-        assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
-    opened[0].calls.clear()
     assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
-    fetched = sum(end - start for _, start, end in ranges(opened[:1]))
-    assert fetched < 1.05 * loader.open().nbytes
+    for _ in range(2):
+        opened[0].calls.clear()
+        assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
+        fetched = sum(end - start for _, start, end in ranges(opened[:1]))
+        assert fetched < (1.1 - count / 4) * loader.open().nbytes
+
+
+def test_files_of_other_datasets_give_way(
+    several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watch(monkeypatch, local=False)
+    other = fill({"storage": str(tmp_path / "other")}, ROWS, max_object_size=OBJECT)
+    limit = sizes(several)["all"]
+    settings: dict[str, Any] = {"batch_size": 50, "cache_dir": cache_dir, "cache_size": limit}
+    assert numbers_in(DataLoader(other, **settings), LARGE) == list(range(ROWS))
+    loader = DataLoader(several, **settings)
+    for _ in range(2):
+        assert numbers_in(loader, LARGE) == list(range(ROWS))
+    assert loader.stats.requests == 0
 
 
 def test_two_loaders_with_one_small_cache(

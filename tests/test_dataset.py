@@ -343,7 +343,7 @@ def test_random_rows_ask_for_little_more_than_their_own_bytes(
     big: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores = watch(monkeypatch, local=False)
-    dataset = Dataset(big)
+    dataset = Dataset(big, cache_size=0)
     rows, generator = len(dataset), np.random.default_rng(0)
     per_object = rows // OBJECTS
     small = small_nbytes(dataset)
@@ -378,7 +378,7 @@ def test_the_loader_with_index_asks_for_no_more_and_fills_no_cache(
 
 def test_neighbours_come_in_one_request(big: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = watch(monkeypatch, local=False)
-    dataset = Dataset(big)
+    dataset = Dataset(big, cache_size=0)
     assert_rows(dataset[[500]], [500], BIG)
     taken(stores)
     for numbers, requests in [
@@ -415,7 +415,7 @@ def test_rows_smaller_than_a_block_round_up_to_blocks(
     the_config = DataConfig("blocks", attributes, **memory)
     save(the_config, make(range(1000), attributes))
     stores = watch(monkeypatch, local=False)
-    dataset = Dataset(the_config, attributes=["pixels"])
+    dataset = Dataset(the_config, attributes=["pixels"], cache_size=0)
     column = dataset.open().objects[0].layout.columns["pixels"]
     assert column.block_rows == 65
     for numbers, blocks in [([0], 1), ([70], 1), ([64, 65], 2), ([999], 1), ([3, 9, 64], 1)]:

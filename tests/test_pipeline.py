@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from waiting import until
 
 from storage_loader import DataLoader
 from storage_loader.loader.fetch.work import Preparation, Work
-from storage_loader.loader.run.pipeline import Pipeline, _Begun, _Budget, _wait_for_one
+from storage_loader.loader.run.pipeline import Pipeline, _Begun, _Budget
 
 Sizes = list[list[int]]  # of the works of each preparation
 
@@ -187,18 +186,6 @@ def test_the_next_are_planned_once_a_work_of_the_first_is_done() -> None:
         until(lambda: len(recorded.done) == 3)
         assert sorted(recorded.done) == [(0, 0), (1, 0), (2, 0)]
     assert len(recorded.done) == 5
-
-
-def test_nobody_waits_for_first_works_that_were_cancelled() -> None:
-    futures: list[Future[None]] = [Future(), Future()]
-    waiting = threading.Thread(target=_wait_for_one, args=(futures,))
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive()
-    futures[1].cancel()  # as by a pool's shutdown: no worker notifies of it
-    waiting.join(60)
-    assert not waiting.is_alive()
-    _wait_for_one([])
 
 
 def test_the_budget_by_itself() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,10 @@ class Snapshot:
     def key(self, index: int) -> str:
         """The key of an object in the store."""
         return f"{self.prefix}/{self.objects.key(index)}"
+
+    def keys(self) -> Iterator[str]:
+        """Those of all objects."""
+        return map(self.key, range(len(self.objects)))
 
     def described(self, index: int, start: int = 0, stop: int | None = None) -> str:
         """What rows of an object are to people: `rows 3 to 5 of dataset <prefix>, commit <id>`.

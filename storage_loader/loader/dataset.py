@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..catalog import Version
 from ..config import DataConfig
-from ..keywords import checked_keywords, shown, whole_repr
+from ..keywords import checked_keywords, shown, whole, whole_repr
 from .order import Rows
 from .view import Transform, View, one_row
 
@@ -34,11 +35,14 @@ class Dataset(View):
         transform: Transform | None = None,
         as_tuple: bool = False,
         version: Version | str | Sequence[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
         verify: bool = True,
     ) -> None:
         """`attributes`: read only these, in this order. `transform` gets what `ds[i]` gives:
         one row or a batch. `as_tuple`: a tuple in attribute order instead of a dict.
         `version`: a `Version`, its hash or a list of commit ids instead of the newest.
+        `cache_dir`, `cache_size`: as `DataLoader`'s, whose cache this shares.
         `verify=False`: rows are given without a look at their checksums.
         """
         super().__init__(
@@ -48,6 +52,8 @@ class Dataset(View):
             transform=transform,
             as_tuple=as_tuple,
             verify=verify,
+            cache_dir=cache_dir,
+            cache_size=None if cache_size is None else whole("cache_size", cache_size, 0),
         )
 
     def __len__(self) -> int:
@@ -55,8 +61,8 @@ class Dataset(View):
 
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> Any:
         if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
-            rows = _row_numbers([index], self.num_rows)
-            return self._finish(one_row(self._source.read(rows), 0), rows)
+            number = _row_number(int(index), self.num_rows)
+            return self._finish(self._source.row(number), (number,))
         if isinstance(index, slice):
             self._source.confirm(range(*index.indices(self.num_rows)))
         rows = _row_numbers(index, self.num_rows)
@@ -78,6 +84,13 @@ class Dataset(View):
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         return f"Dataset({self.config.dataset_name!r} in {self.config.storage}{at})"
+
+
+def _row_number(index: int, num_rows: int) -> int:
+    """From 0 to num_rows - 1; counted from the end where `index` is negative."""
+    if not -num_rows <= index < num_rows:
+        raise IndexError(f"row {index} of a dataset of {num_rows} rows")
+    return index + num_rows if index < 0 else index
 
 
 def _row_numbers(index: Any, num_rows: int) -> Rows:

@@ -10,12 +10,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag, shown, whole_repr
+from ..keywords import checked_keywords, flag, shown, whole, whole_repr
 from ..process import PerProcess
 from .fill.memory import Memory
 from .order import Order, Shuffle, make_order
@@ -109,21 +107,21 @@ class DataLoader(View):
             cache_size=_cache_size(cache_size, flag("index", index)),
         )
         self._single_rows = batch_size is None
-        self._batch_size = 1 if batch_size is None else _whole("batch_size", batch_size, 1)
+        self._batch_size = 1 if batch_size is None else whole("batch_size", batch_size, 1)
         if not (isinstance(shuffle, bool) or shuffle == "global"):
             raise ConfigError(f"shuffle {shown(shuffle)}: False, True or 'global'")
         self._shuffle: Shuffle = shuffle
-        self._seed = _whole("seed", seed, 0)
+        self._seed = whole("seed", seed, 0)
         self._last_batch = _last_batch(last_batch, flag("drop_last", drop_last))
         self._subset = subset
         self._given_ranks = _ranks(rank, world_size)
         self._extras = _extras(extras)
-        self._epochs = _whole("epochs", epochs, 1)
-        self._prefetch = _whole("prefetch", prefetch, 1)
-        self._threads = _whole("threads", threads, 1)
-        self._block = None if block is None else _whole("block", block, 1)
-        self._window = None if window is None else _whole("window", window, 1)
-        self._num_workers = _whole("num_workers", num_workers, 0)
+        self._epochs = whole("epochs", epochs, 1)
+        self._prefetch = whole("prefetch", prefetch, 1)
+        self._threads = whole("threads", threads, 1)
+        self._block = None if block is None else whole("block", block, 1)
+        self._window = None if window is None else whole("window", window, 1)
+        self._num_workers = whole("num_workers", num_workers, 0)
         if self._num_workers and config.storage.startswith("memory://"):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
         self._pools: PerProcess[list[Workers[Due]]] = PerProcess()  # idle ones
@@ -157,7 +155,7 @@ class DataLoader(View):
 
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
-        self._epoch = _whole("epoch", epoch, 0)
+        self._epoch = whole("epoch", epoch, 0)
         self._given = self._state = None
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
@@ -449,15 +447,9 @@ def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
         idle.pop().close()
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} {shown(value)}: a whole number from {least} up")
-    return int(value)
-
-
 def _cache_size(cache_size: int | None, index: bool) -> int | None:
     if cache_size is not None:
-        cache_size = _whole("cache_size", cache_size, 0)
+        cache_size = whole("cache_size", cache_size, 0)
     return 0 if index else cache_size
 
 
@@ -475,8 +467,8 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
         return None
     if rank is None or world_size is None:
         raise ConfigError("rank and world_size go together; give both or neither")
-    world_size = _whole("world_size", world_size, 1)
-    rank = _whole("rank", rank, 0)
+    world_size = whole("world_size", world_size, 1)
+    rank = whole("rank", rank, 0)
     if rank >= world_size:
         raise ConfigError(f"rank {rank}: from 0 to {world_size - 1} of world_size {world_size}")
     return rank, world_size

@@ -119,9 +119,11 @@ class View:
         store = self._catalog.store
         if not store.is_local:
             store = CountedStore(store, self._counter)
-        folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
-        cache = None if self._cache_size == 0 else Cache(folder, store, self._cache_size)
-        return Source(Objects(store, self.open(), self.schema, verify=self._verify), cache)
+        snapshot, cache = self.open(), None
+        if self._cache_size != 0:
+            folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
+            cache = Cache(folder, store, self._cache_size, keys=snapshot.keys)
+        return Source(Objects(store, snapshot, self.schema, verify=self._verify), cache)
 
     def _at(self, version: Version) -> Snapshot:
         """The dataset at this version, checked; changes nothing."""
@@ -147,14 +149,14 @@ class View:
         """How a framework's arrays are pickled, for worker processes: a `reducer_override`."""
         return NotImplemented
 
-    def _finish(self, arrays: Mapping[str, Array], rows: Rows) -> Any:
+    def _finish(self, arrays: Mapping[str, Array], rows: Sequence[int] | Rows) -> Any:
         """A batch or row as the user gets it; `rows` are its numbers, for errors."""
         batch: Any = self._convert(arrays)
         if self._transform is not None:
             try:
                 batch = self._transform(batch)
             except Exception as error:
-                shown = ", ".join(map(str, rows[:8].tolist())) + (", ..." if len(rows) > 8 else "")
+                shown = ", ".join(map(str, [*rows[:8]])) + (", ..." if len(rows) > 8 else "")
                 raise TransformError(
                     f"transform failed on rows {shown} of dataset "
                     f"{self.config.dataset_name!r}: {type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from ..config import DataConfig
 from .base import ObjectInfo, Store, xxh3
 from .counted import CountedStore, Counter, Traffic
 from .folder import FolderStore, read_pieces
+from .maps import Identity, identity_of, mapped_identity
 from .memory import MemoryStore
 from .retried import RetriedStore
 from .s3 import S3Store
@@ -29,12 +30,15 @@ __all__ = [
     "CountedStore",
     "Counter",
     "FolderStore",
+    "Identity",
     "MemoryStore",
     "ObjectInfo",
     "RetriedStore",
     "S3Store",
     "Store",
     "Traffic",
+    "identity_of",
+    "mapped_identity",
     "open_store",
     "read_pieces",
     "xxh3",

@@ -47,6 +47,7 @@ from .base import (
 )
 from .below import folders_in, open_folder, remove_empty, sync_folder, tree
 from .files import OddFileError, check_regular, kind_of, open_regular
+from .maps import map_file
 
 _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"
@@ -154,7 +155,8 @@ class FolderStore(Store):
             check_ranges(ranges, nbytes, place=self._place(key))
             if not nbytes:
                 return [memoryview(b"") for _ in ranges]
-            data = memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ))
+            data = map_file(descriptor)
+        check_ranges(ranges, data.nbytes, place=self._place(key))  # somebody may have cut it
         return [data[start:end] for start, end in ranges]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:

@@ -8,12 +8,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import LoaderError
-from ...store import Store
+from ...process import cached_property
+from ...store import Store, xxh3
 from ...text import printable
 from .cache_file import (
     FULL,
@@ -21,6 +22,7 @@ from .cache_file import (
     CacheFullError,
     delete_unused,
     taken_nbytes,
+    the_only,
 )
 from .locks import PATIENCE, LockFile, LockTimeoutError, lock_file
 from .private import is_own_file, open_below, open_private
@@ -44,14 +46,23 @@ class Cache:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], store: Store, size: int | None = None
+        self,
+        folder: str | os.PathLike[str],
+        store: Store,
+        size: int | None = None,
+        *,
+        keys: Callable[[], Iterable[str]] = lambda: (),
     ) -> None:
         """`size`: bytes that all cache files of this user in `folder` may take; None: what the
-        disk has, less a twentieth.
+        disk has, less a twentieth. `keys`: of the objects that are read, which never give way to
+        each other: whoever reads more than there is room for, in one epoch after the other, would
+        find nothing again of what was evicted last.
         """
         self._own = Path(folder) / f"user-{os.getuid()}"
         self._origin = hashlib.sha256(store.origin.encode()).hexdigest()[:16]  # places never mix
         self._size = size
+        self._keys = keys
+        self._evicting_from = 0.0  # by the monotonic clock
         self._lock = threading.Lock()
         self._counted = False  # what lay here before, and what killed processes left
         self._warned = False
@@ -76,7 +87,7 @@ class Cache:
                 with suppress(FileNotFoundError), open_private(self._own) as own:
                     locks = lock_file(_USAGE, own)
                     with open_below(own, folders) as folder:
-                        return CacheFile(name, folder, nbytes, num_blocks, locks)
+                        return the_only(CacheFile(name, folder, nbytes, num_blocks, locks))
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
         except OSError as error:
             if error.errno in FULL:
@@ -84,7 +95,8 @@ class Cache:
             raise self._unusable(error) from error
 
     def reserve(self, nbytes: int, file: CacheFile, stop: threading.Event) -> bool:
-        """Count `nbytes` more of the disk for `file`, evicting what was not used for longest.
+        """Count `nbytes` more of the disk for `file`, evicting what was not used for longest and
+        is not read here.
 
         False where they do not fit: other files are in use, or it is too small; or where `stop`
         is set before it is known.
@@ -102,7 +114,7 @@ class Cache:
                     if nbytes > self._size:
                         return False
                 room = self._room(usage)
-                if room < nbytes:
+                if room < nbytes and time.monotonic() >= self._evicting_from:
                     wanted = nbytes + (self._size or 0) // _EVICTED_SHARE
                     room = self._evict(usage, wanted)
                 if room < nbytes:
@@ -149,13 +161,16 @@ class Cache:
         return (disk.f_bavail - disk.f_blocks // _SPARE_SHARE) * disk.f_frsize
 
     def _evict(self, usage: _Usage, wanted: int) -> int:
-        """Delete files that nobody has open until there is room for `wanted` bytes."""
+        """Delete files that nobody has open or reads here until there is room for so many bytes."""
         files = sorted(_cache_files(usage.folder))  # by time of last use
         usage.total = sum(nbytes for _, nbytes, _, _ in files)  # what was reserved in vain goes
         room = self._room(usage)
         for _, nbytes, place, name in files:
             if room >= wanted:
                 break
+            if room >= 0 and self._is_read(place, name):
+                self._evicting_from = time.monotonic() + _REFUSED  # a look at all files is dear
+                continue
             is_gone = True
             with suppress(FileNotFoundError), open_below(usage.folder, place) as folder:
                 is_gone = delete_unused(name, folder)
@@ -163,6 +178,18 @@ class Cache:
                 usage.total -= nbytes
                 room += nbytes
         return room
+
+    def _is_read(self, place: tuple[str, ...], name: str) -> bool:
+        """Whether a file in these folders is of an object that is read."""
+        if place[:1] != (self._origin,):
+            return False
+        number = xxh3("/".join([*place[1:], name.removesuffix(_SUFFIX)]).encode())
+        return number in self._key_numbers
+
+    @cached_property
+    def _key_numbers(self) -> set[int]:
+        """Of each object that is read: a third of what the keys themselves take."""
+        return {xxh3(key.encode()) for key in self._keys()}
 
     @contextmanager
     def _usage(self, stop: threading.Event) -> Iterator[_Usage | None]:

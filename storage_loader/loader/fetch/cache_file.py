@@ -24,14 +24,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from ...ranges import Range
-from ...store import Buffer, read_pieces
+from ...store import Buffer, identity_of, read_pieces
 from .locks import PATIENCE, LockFile, LockTimeoutError
 from .private import open_file
+from .verified import Blocks, note_verified, verified_blocks
 
 PAGE = 4096  # bytes of the disk that are taken together
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -72,16 +74,19 @@ class CacheFile:
         self._size = size = nbytes + self._num_flags + _RESERVED_NBYTES
         self._descriptor = -1
         self._descriptor = _open_shared(name, folder, size)
+        self.verified: Blocks = np.zeros(num_blocks, bool)
         try:
+            found = os.fstat(self._descriptor)
             os.utime(self._descriptor)  # last used now
             mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
-            inode = os.fstat(self._descriptor).st_ino
         except BaseException:
             self.close()
             raise
+        self.verified = verified_blocks(identity_of(found), num_blocks)  # set in place
         self.data = memoryview(mapped)[:nbytes]
         self._locks = locks
-        self._first_number = (inode % _NAMESAKES + 1) << _NUMBERS_BITS
+        self.place = found.st_dev, found.st_ino
+        self._first_number = (found.st_ino % _NAMESAKES + 1) << _NUMBERS_BITS
         self._patience = PATIENCE
 
     @property
@@ -190,6 +195,7 @@ class CacheFile:
     def close(self) -> None:
         """Close the file; the map lives on, and holds the lock, as long as its views."""
         if self._descriptor >= 0:
+            note_verified(identity_of(os.fstat(self._descriptor)), self.verified)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -234,6 +240,17 @@ class Writer:
         self._file.write(self._start, *self._held, last[: last.nbytes - kept])
         self._held = [last[last.nbytes - kept :]] if kept else []
         self._start = end
+
+
+def the_only(file: CacheFile) -> CacheFile:
+    """The one that this process has of the same file, for all its loaders, where that is whole."""
+    shared = _open.setdefault((os.getpid(), *file.place), file)
+    if shared is file or shared.is_whole:
+        return shared
+    return file
+
+
+_open: WeakValueDictionary[tuple[int, ...], CacheFile] = WeakValueDictionary()
 
 
 @cache

@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from ...errors import ChecksumError
 from ...ranges import Range, coalesce
-from ...store import Buffer
+from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_rows
 from ..order import Rows
 from .blocks import Checksums
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
 from .objects import Objects
+from .resident import is_resident
+from .verified import Blocks, verified_blocks
 from .work import Work
-
-Blocks = npt.NDArray[np.bool_]
 
 _GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
 _SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
@@ -39,24 +39,41 @@ class HeldObject:
         self,
         objects: Objects,
         index: int,
-        verified: Blocks,
+        verified: Blocks | None,
         file: CacheFile | None,
     ) -> None:
-        """`verified` is updated in place; `file` is None where the store itself is local."""
+        """`verified`, updated in place: None where this reader knows nothing of the object yet.
+        `file` is None where the store itself is local.
+        """
         self._objects = objects
         self._index = index
         self._stored = objects.stored(index)
-        self._verified = verified
+        self._layout = self._stored.layout
         self._file = file
-        self._busy = np.zeros_like(verified)  # blocks that a thread fetches or verifies
+        self._data = objects.get(index) if file is None else file.data
+        num_blocks = self._stored.layout.num_checksums
+        if verified is not None:
+            self.verified = verified
+        elif not objects.verify:
+            self.verified = np.zeros(num_blocks, bool)
+        elif file is None:
+            self.verified = verified_blocks(mapped_identity(self._data), num_blocks)
+        else:
+            self.verified = file.verified
+        self._is_resident = is_resident(self._data)
+        self._busy = np.zeros(num_blocks, bool)  # blocks that a thread fetches or verifies
         self._changed = threading.Condition()
         self._checksums: Checksums | None = None
-        self._data = objects.get(index) if file is None else file.data
         self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
         for a in objects.schema:
             column = self._stored.layout.columns[a.name]
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all its bytes lie in memory, as far as is known."""
+        return self._is_resident
 
     @property
     def is_whole(self) -> bool:
@@ -65,23 +82,46 @@ class HeldObject:
 
     def has(self, needed: Blocks) -> bool:
         """Whether these blocks are here and verified."""
-        return not (needed & ~self._verified).any()
+        return not (needed & ~self.verified).any()
 
     def missing_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that must be fetched or read, as far as is known."""
-        here = self._verified if self._file is None else self._verified | self._file.present
+        if self._file is None:
+            return 0
+        here = self.verified | self._file.present
         ranges = self._stored.layout.block_ranges[needed & ~here]
+        return int((ranges[:, 1] - ranges[:, 0]).sum())
+
+    def unverified_nbytes(self, needed: Blocks) -> int:
+        """Bytes of those of the blocks that are not verified yet."""
+        ranges = self._stored.layout.block_ranges[needed & ~self.verified]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
 
     def reserve(self, cache: Cache, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes those of the blocks that must be fetched; see `Cache.reserve`."""
         assert self._file is not None
         layout = self._stored.layout
-        ranges = layout.block_ranges[needed & ~self._verified & ~self._file.present]
+        ranges = layout.block_ranges[needed & ~self.verified & ~self._file.present]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
             ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
         return cache.reserve(_pages_nbytes(ranges), self._file, stop)
+
+    def row(self, row: int) -> dict[str, Array] | None:
+        """One row, copied; None where not all of it is here and verified."""
+        arrays: dict[str, Array] = {}
+        for attribute in self._objects.schema:
+            name, dtype, shape = attribute.name, attribute.numpy_dtype, attribute.shape
+            column = self._layout.columns[name]
+            if not column.nbytes:
+                arrays[name] = np.empty(shape, dtype)
+                continue
+            if not self.verified[self._layout.first_checksum[name] + row // column.block_rows]:
+                return None
+            start = column.offset + row * column.row_nbytes
+            values = np.frombuffer(self._data[start : start + column.row_nbytes], dtype)
+            arrays[name] = values.reshape(shape).copy()
+        return arrays
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
@@ -89,12 +129,17 @@ class HeldObject:
         Works end early, with less than that, once `stop` is set. They raise `ChecksumError`, a
         `StoreError` or `NotKeptError`.
         """
-        todo = needed & ~self._verified
+        todo = needed & ~self.verified
         if not todo.any():
             return []
         here = np.ones_like(todo) if self._file is None else self._file.present
         return [
-            Work(nbytes, partial(self._ensure, some, stop), is_small=0 < nbytes < _STREAMED)
+            Work(
+                nbytes,
+                partial(self._ensure, some, stop),
+                is_small=0 < nbytes < _STREAMED,
+                waits=not (is_here and self._is_resident),
+            )
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
             for nbytes, some in self._portions(mask, is_here=is_here)
         ]
@@ -133,7 +178,7 @@ class HeldObject:
     def _ensure(self, needed: Blocks, stop: threading.Event) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not (self._busy & needed).any())
-            todo = needed & ~self._verified
+            todo = needed & ~self.verified
             self._busy |= todo
         try:
             if not todo.any() or stop.is_set():
@@ -149,7 +194,7 @@ class HeldObject:
             if wrong:
                 raise self._table().error(wrong[0])
             with self._changed:
-                self._verified |= todo
+                self.verified |= todo
         finally:
             with self._changed:
                 self._busy &= ~todo
@@ -157,6 +202,8 @@ class HeldObject:
 
     def _read_in(self, places: Rows, stop: threading.Event) -> None:
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
+        if self._is_resident:
+            return
         for start, end in coalesce(self._stored.layout.block_ranges[places]).requests:
             if end - start < _GAP:  # reading takes longer than the map, where memory has the file
                 continue

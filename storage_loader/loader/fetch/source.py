@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ...catalog import StoredObject
+from ...errors import StorageLoaderError
 from ...process import cached_property
 from ..fill.gather import Copies, Ready, gathered
 from ..fill.parts import Array, Parts
@@ -21,16 +22,20 @@ from ..order import Rows
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
-from .held import Blocks, HeldObject
+from .early import Early
+from .held import HeldObject
 from .objects import Objects
 from .remote import RemoteReader
+from .verified import Blocks, is_any_known
 from .work import Preparation, Work
 
 WORK_NBYTES = 8 * 2**20  # fetched at once into memory
+_READ_NBYTES = 2**20  # the same, by each of ...
+_THREADS = 32  # ... so many for one `read`
 _NUMBER_NBYTES = 8  # of a row's number
 _TRUSTED_NBYTES = 2**28  # taken for rows that no more than a commit says are there
-_LOCAL_SPARE = 8
 _EARLY_SECONDS = 10  # of fetching as fast as the first rows came, which is slower than it can be
+_VERIFIED_EARLY = 8  # bytes in memory for each that is needed: 64 KiB take 4 us
 _LOOK = 1.0  # s between two looks whether cache files in use have their sizes
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
@@ -61,20 +66,17 @@ class Source:
         self._max_held = max(4, _files() // (4 if store.is_local else 8))
         self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
         self._all: Ready | None = None  # once everything is here and verified
+        self._was_looked_for = not objects.verify
         self._looked = 0.0  # by the monotonic clock, whether that has been cut
-        # Bytes that may be fetched or read before they are needed. Files that are read from end to
-        # end get large pages, see `read_pieces`.
-        self._spare = _memory() // 16 if store.is_local else 0
+        self._fetched_early = Early(1)
+        self._verified_early = Early(_VERIFIED_EARLY)
         self._is_rate_known = self._cache is None
         self._lock = threading.Lock()
 
     @cached_property
     def _has_room(self) -> bool:
         """Whether what was fetched or read early will still be here when it is needed."""
-        nbytes = self._snapshot.nbytes
-        if self._cache is not None:
-            return self._cache.holds(nbytes)
-        return nbytes <= _memory() // 2
+        return self._cache is not None and self._cache.holds(self._snapshot.nbytes)
 
     @property
     def is_complete(self) -> bool:
@@ -90,9 +92,46 @@ class Source:
 
     def read(self, rows: Rows) -> dict[str, Array]:
         """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
-        ready = self.prepare(rows, threading.Event()).now()
+        stop = threading.Event()
+        ready = self._done(self.prepare(rows, stop, work_nbytes=_READ_NBYTES), stop)
         [(batch, _)] = gathered(self._schema, ready, rows[None])
         return batch
+
+    def row(self, row: int) -> dict[str, Array]:
+        """One row of the dataset, arrays of shape `shape`, verified."""
+        index = int(np.searchsorted(self._snapshot.starts, row, "right")) - 1
+        held = self._held.get(index)
+        if held is not None and held.is_whole:
+            arrays = held.row(row - int(self._snapshot.starts[index]))
+            if arrays is not None:
+                return arrays
+        read = self.read(np.array([row], np.int64))
+        return {name: array[0, ...] for name, array in read.items()}
+
+    def _done(self, preparation: Preparation[Ready], stop: threading.Event) -> Ready:
+        """What is prepared: works that wait for a network are done at once."""
+        far = [work for work in preparation.works if work.nbytes]
+        if len(far) < 2:
+            return preparation.now()
+        futures = [self._threads.submit(work.run) for work in far]
+        try:
+            for work in preparation.works:
+                if not work.nbytes:
+                    work.run()
+            for future in futures:
+                future.result()
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+            futures.clear()  # an error of theirs refers to this frame
+        return preparation.finish()
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="storage_loader-read")
 
     def prepare(
         self,
@@ -138,10 +177,10 @@ class Source:
                 try:
                     held.ensure(needed, stop)  # what was begun elsewhere and not brought to an end
                 except NotKeptError:
-                    return copied().now()
+                    return self._done(copied(), stop)
                 self._note_complete(group.index)
             objects = ((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
-            return self._ready(objects, frees_gil=True)
+            return self._ready(objects, frees_gil=any(work.waits for work in works))
 
         return Preparation(works, finish)
 
@@ -160,7 +199,7 @@ class Source:
                 if work.nbytes and not self._is_rate_known:
                     self._is_rate_known = True
                     seconds = time.perf_counter() - begun
-                    self._spare += int(total / seconds * _EARLY_SECONDS)
+                    self._fetched_early.allow(int(total / seconds * _EARLY_SECONDS))
 
         return [replace(work, run=partial(run, work)) for work in works]
 
@@ -220,25 +259,23 @@ class Source:
             return None
         stored = self._snapshot.objects[group.index]
         needed = needed_blocks(stored, self._schema, group.rows)
-        if held.has(needed) or (self._cache is None and whole_share is None):
+        if held.has(needed):
             return held, needed
-        nbytes = held.missing_nbytes(needed)
-        if whole_share is not None and nbytes >= whole_share * stored.nbytes and self._has_room:
-            # At most as many bytes are fetched early as were fetched when needed (from this
-            # machine's disk, a few times as many), and what comes in some seconds: an epoch's
-            # start waits at most so much longer, and the rest is fetched in few long requests,
-            # which bring 1.25 of what those of 4 MiB do.
-            every = self._every_block(stored)
-            early = held.missing_nbytes(every) - nbytes
-            if early <= self._spare and self._reserve(held, every, stop):
-                self._change_spare(-early)
+        every = needed if whole_share is None else self._every_block(stored)
+        missing = held.missing_nbytes(needed)
+        if not missing:  # all lies here, to be verified
+            if whole_share is not None and held.is_resident:
+                whole = held.unverified_nbytes(every)
+                if self._verified_early.takes(whole, held.unverified_nbytes(needed)):
+                    return held, every
+            return held, needed
+        if whole_share is not None and missing >= whole_share * stored.nbytes and self._has_room:
+            whole = held.missing_nbytes(every)
+            if self._fetched_early.takes(whole, missing) and self._reserve(held, every, stop):
                 return held, every
-        self._change_spare(nbytes * (_LOCAL_SPARE if self._cache is None else 1))
+        else:
+            self._fetched_early.allow(missing)
         return (held, needed) if self._reserve(held, needed, stop) else None
-
-    def _change_spare(self, nbytes: int) -> None:
-        with self._lock:  # a work may add to it, see `_timed`
-            self._spare += nbytes
 
     def _every_block(self, stored: StoredObject) -> Blocks:
         """The blocks of all attributes that are read."""
@@ -249,14 +286,8 @@ class Source:
         return every
 
     def _reserve(self, held: HeldObject, needed: Blocks, stop: threading.Event) -> bool:
-        """Whether the cache takes the blocks; objects not in use here give way."""
-        if self._cache is None or held.reserve(self._cache, needed, stop):
-            return True
-        if stop.is_set():
-            return False
-        with self._lock:
-            self._held.clear()
-            self._all = None
+        """Whether the cache takes the blocks."""
+        assert self._cache is not None
         if held.reserve(self._cache, needed, stop):
             return True
         if not stop.is_set():
@@ -284,13 +315,27 @@ class Source:
         if self._all is not None and self._cache is not None:
             self._look()
         if self._all is None and self.holds and len(self._complete) <= self._max_held:
-            if not self._complete.all():
+            if not self._complete.all() and not self._are_known():
                 return None
             objects = [(i, self._object(i)) for i in range(len(self._complete))]
             if not self._complete.all():  # a cache file has gone and came back empty
                 return None
             self._all = self._ready(objects, frees_gil=False)
         return self._all
+
+    def _are_known(self) -> bool:
+        """Whether this process has verified all for others. Asked once: it looks at each file."""
+        if self._was_looked_for or not is_any_known():
+            return False
+        self._was_looked_for = True
+        try:
+            for index, stored in enumerate(self._snapshot.objects):
+                if not self._object(index).has(self._every_block(stored)):
+                    return False
+                self._note_complete(index)
+        except (CacheFullError, StorageLoaderError):  # it rises again where rows are read
+            return False
+        return bool(self._complete.all())
 
     def _look(self) -> None:
         """Forget that all is here where somebody has cut a cache file, since the last look."""
@@ -323,18 +368,15 @@ class Source:
         stored = self._snapshot.objects[index]
         key, blocks = self._snapshot.key(index), stored.layout.num_checksums
         file = None if self._cache is None else self._cache.open(key, stored.nbytes, blocks)
-        with self._lock:
-            if self._complete[index] and file is None:
-                verified = np.ones(blocks, bool)
-            elif file is None:
-                verified = self._verified.setdefault(index, np.zeros(blocks, bool))
-            else:
-                verified = np.zeros(blocks, bool)  # of this file: another may have been here
+        verified = None  # of a cache file: another one may have been here
+        if file is None:
+            is_complete = self._complete[index]
+            verified = np.ones(blocks, bool) if is_complete else self._verified.get(index)
         made = HeldObject(self._objects, index, verified, file)
         with self._lock:
             held = self._held.setdefault(index, made)
-            if held is made and file is not None:
-                self._verified[index] = verified
+            if held is made and (file is not None or not self._complete[index]):
+                self._verified[index] = made.verified
                 self._complete[index] = False
             while len(self._held) > self._max_held:
                 self._held.popitem(last=False)
@@ -363,11 +405,6 @@ def _portions(groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]
         count += len(group.rows)
     if some:
         yield some
-
-
-def _memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _files() -> int:

@@ -17,6 +17,7 @@ class Work:
     nbytes: int  # that it makes ready, to be held until they are used
     run: Callable[[], None]
     is_small: bool = False  # a few short requests: it waits more than it works
+    waits: bool = True  # for a network or a disk
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Preparation(Generic[T]):
 
     works: Sequence[Work]
     finish: Callable[[], T]
+
+    @property
+    def waits(self) -> bool:
+        """Whether any of it waits for a network or a disk."""
+        return any(work.waits for work in self.works)
 
     def now(self) -> T:
         """Do it here."""

@@ -94,7 +94,7 @@ class Pipeline(Generic[T]):
 
     At most `nbytes` are ready or being made ready beyond the result that was asked for last.
     The first result's works are begun alone, so that it is there soon; the next ones are planned
-    when one of them is done. Nobody polls: whoever waits is woken by what it waits for.
+    once they are done. Nobody polls: whoever waits is woken by what it waits for.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Pipeline(Generic[T]):
         self.stop = stop or threading.Event()
         self._preparations = preparations
         self._budget = _Budget(nbytes)
+        self._is_first_ready = threading.Event()
         self._slots = threading.Semaphore(_MOST_AHEAD)
         self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
         self._error: BaseException | None = None  # of planning
@@ -124,7 +125,14 @@ class Pipeline(Generic[T]):
     def results(self) -> Generator[T, None, None]:
         """Close the iterator to end the threads; an error of any of them rises here."""
         # Called at the latest when the interpreter ends: a thread that is killed then may abort it.
-        ending = (self.stop, self._budget, self._slots, self._pools, self._planner)
+        ending = (
+            self.stop,
+            self._is_first_ready,
+            self._budget,
+            self._slots,
+            self._pools,
+            self._planner,
+        )
         end = weakref.finalize(self, _end, *ending)
         self._planner.start()
         try:
@@ -134,6 +142,7 @@ class Pipeline(Generic[T]):
                 begun.wait()
                 if self._error is not None:
                     break
+                self._is_first_ready.set()
                 yield begun.preparation.finish()
                 del begun  # what it made ready, before the next is waited for
             if self._error is not None:
@@ -158,7 +167,7 @@ class Pipeline(Generic[T]):
                     begun.futures.append(pool.submit(work.run))
                 begun.is_admitted.set()
                 if is_first:
-                    _wait_for_one(begun.futures)
+                    self._is_first_ready.wait()
         except BaseException as error:  # it rises in the consumer
             self._error = error
         finally:
@@ -167,26 +176,16 @@ class Pipeline(Generic[T]):
             self._begun.put(None)
 
 
-def _wait_for_one(futures: Sequence[Future[None]]) -> None:
-    """Until one of them, if any, is done or cancelled.
-
-    `concurrent.futures.wait` would not see those that a pool's shutdown cancels.
-    """
-    is_done = threading.Event()
-    for future in futures:
-        future.add_done_callback(lambda _: is_done.set())
-    if futures:
-        is_done.wait()
-
-
 def _end(
     stop: threading.Event,
+    is_first_ready: threading.Event,
     budget: _Budget,
     slots: threading.Semaphore,
     pools: Sequence[ThreadPoolExecutor],
     planner: threading.Thread,
 ) -> None:
     stop.set()
+    is_first_ready.set()
     budget.wake()
     slots.release()
     for pool in pools:

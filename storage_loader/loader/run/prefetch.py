@@ -7,13 +7,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from ...schema import Schema
 from ..fetch.source import WORK_NBYTES, Source
-from ..fetch.work import Preparation
+from ..fetch.work import Preparation, Prepare
 from ..fill.gather import Ready, gathered
 from ..fill.memory import Memory
 from ..fill.parts import Array
@@ -74,12 +75,17 @@ def due_batches(
     prepared = partial(
         _prepared, source, work_nbytes=max(1, min(WORK_NBYTES, in_flight // threads))
     )
-    if is_complete:  # nothing to overlap with: threads would only take from the gather
-        for chunk in plan:
-            yield prepared(chunk, stop).now()
+    for chunk in plan:
+        preparation = prepared(chunk, stop)
+        if preparation.waits:
+            break
+        # Nothing to overlap with: threads would only take from the gather.
+        yield preparation.now()
+    else:
         return
+    later: Iterator[Prepare[Due]] = (partial(prepared, chunk) for chunk in plan)
     pipeline = Pipeline(
-        (partial(prepared, chunk) for chunk in plan),
+        chain([_given(preparation)], later),
         nbytes=prefetch - in_flight,
         threads=threads,
         stop=stop,
@@ -97,11 +103,16 @@ def _prepared(
         fetched = np.append(rows, chunk.rows_beyond())
     epoch = chunk.epoch
     share = None
-    if epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= source.num_rows:
+    is_alone = epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= source.num_rows
+    if is_alone and chunk.first:  # nothing comes early before the first batch
         share = _WHOLE_SHARE if chunk.end else 0.0
     ready = source.prepare(fetched, stop, work_nbytes=work_nbytes, whole_share=share)
     due = Due(chunk.first, rows, chunk.valid())
     return Preparation(ready.works, lambda: replace(due, ready=ready.finish()))
+
+
+def _given(preparation: Preparation[Due]) -> Prepare[Due]:
+    return lambda _: preparation
 
 
 def unprepared(epoch: Epoch) -> Iterator[Due]:
