@@ -453,7 +453,7 @@ def test_an_evictor_and_a_loader_at_once(
         thread.join()
 
 
-@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("step", range(2))
 def test_a_cache_that_is_removed_while_room_is_made(
     several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

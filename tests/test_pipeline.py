@@ -180,11 +180,14 @@ def test_the_first_is_made_ready_alone() -> None:
     assert sorted(recorded.begun) == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_the_next_are_planned_once_a_work_of_the_first_is_done() -> None:
+@pytest.mark.parametrize("blocked", [(0, 0), (0, 1), (0, 2)])
+def test_nothing_is_planned_before_the_first_is_ready(blocked: tuple[int, int]) -> None:
     recorded = Recorded([[1, 2, 3], [5], [5]])
-    with consumed(recorded, (0, 1), (0, 2)):
-        until(lambda: len(recorded.done) == 3)
-        assert sorted(recorded.done) == [(0, 0), (1, 0), (2, 0)]
+    with consumed(recorded, blocked):
+        until(lambda: len(recorded.done) == 2)
+        time.sleep(0.05)
+        assert recorded.planned == 1
+        assert {preparation for preparation, _ in recorded.done} == {0}
     assert len(recorded.done) == 5
 
 
