@@ -24,15 +24,20 @@ def verified_blocks(identity: Identity | None, num_blocks: int) -> Blocks:
     none = np.zeros(num_blocks, bool)
     if identity is None:
         return none
-    if len(_known) >= _MOST:
-        _known.clear()
+    _make_room()
     return _known.setdefault(identity, none)
 
 
 def note_verified(identity: Identity | None, blocks: Blocks) -> None:
     """What a file is known by has changed: these of its blocks are verified."""
     if identity is not None and blocks.any():
+        _make_room()
         _known[identity] = blocks
+
+
+def _make_room() -> None:
+    if len(_known) >= _MOST:
+        _known.clear()
 
 
 def is_any_known() -> bool:
