@@ -40,7 +40,7 @@ def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
     if isinstance(config, UnreadableDataset):
         if commit is not None:
             raise config.error
-        _remove_unreadable(config, yes, which["storage"])
+        _remove_unreadable(config, yes)
         return
     name = f"{config.dataset_name} {dict(config.additional)}"
     if commit is not None:
@@ -70,7 +70,8 @@ def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
     echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
 
 
-def _remove_unreadable(one: UnreadableDataset, yes: bool, storage: str) -> None:
+def _remove_unreadable(one: UnreadableDataset, yes: bool) -> None:
+    storage = one.place.storage
     if not yes:
         ask(f"remove {one.prefix}, which cannot be read ({one.error}), from {storage}?")
     one.delete()
