@@ -503,6 +503,7 @@ def test_help_tells_a_new_user_what_there_is() -> None:
         "gc",
         "verify",
         "bench",
+        "cache",
         "CONFIG",
         "s3://bucket/prefix",
     )
@@ -515,6 +516,9 @@ def test_help_tells_a_new_user_what_there_is() -> None:
         assert "STORAGE" in text
         assert "--where" in text
         assert "--endpoint" in text
+    assert "clear" in run("cache", "--help").stdout
+    for command in ("ls", "clear"):
+        assert "--cache-dir" in run("cache", command, "-h").stdout
     assert run("--version").stdout.strip().endswith(storage_loader.__version__)
 
 

@@ -8,6 +8,7 @@ import click
 
 from ..errors import StorageLoaderError
 from .bench import bench_command
+from .cache import cache_commands
 from .look import head_command, info_command, log_command, ls_command
 from .text import echo_error
 from .upkeep import gc_command, rm_command, verify_command
@@ -23,6 +24,7 @@ from .upkeep import gc_command, rm_command, verify_command
         gc_command,
         verify_command,
         bench_command,
+        cache_commands,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -45,6 +47,8 @@ def cli() -> None:
     storage-loader log digits.json
     storage-loader verify digits.json
     storage-loader gc digits.json --dry-run
+    storage-loader cache ls
+    storage-loader cache clear --older-than 7d
     """
 
 

@@ -1,4 +1,4 @@
-"""Which dataset a command is about: its arguments and options, and the config that they give."""
+"""What commands take: options of several, and the arguments that say which dataset is meant."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +23,17 @@ WHICH = ("storage", "name", "where", "endpoint", "region", "secure")  # of `data
 version_option = click.option(
     "--version", metavar="VERSION", help="A hash or a commit's id that `log` lists, not the newest."
 )
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+
+
+def duration(text: str) -> timedelta:
+    """The type of an option: 90s, 30m, 24h or 7d."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r}: write 90s, 30m, 24h or 7d")
+    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
+    return timedelta(**{unit: int(match[1])})
 
 
 def dataset_arguments(command: F) -> F:
@@ -150,13 +162,16 @@ def _choice(one: DataConfig | UnreadableDataset) -> str:
     return f"  {conditions or one.dataset_prefix}"
 
 
-def config_at(path: str) -> DataConfig:
-    """The config in a file; a `ConfigError` where it cannot be read."""
+def config_at(path: str, name_forms: str = "NAME, or STORAGE and NAME") -> DataConfig:
+    """The config in a file; a `ConfigError` where it cannot be read.
+
+    `name_forms`: what can be given instead. The last one is never taken for a file.
+    """
     try:
         return DataConfig.load(path)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror or error}; give a config's file, NAME, or STORAGE and NAME"
+            f"{path}: {error.strerror or error}; give a config's file, {name_forms}"
         ) from error
     except StorageLoaderError as error:
         if not is_name(path):
@@ -164,7 +179,7 @@ def config_at(path: str) -> DataConfig:
         raise ConfigError(
             *error.args,
             f"{path!r} is taken for a config's file, since this file exists; if a dataset of this "
-            "name is meant, give STORAGE and NAME",
+            f"name is meant, give {name_forms.rpartition(', or ')[2]}",
         ) from error
 
 
