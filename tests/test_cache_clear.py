@@ -11,13 +11,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from faulty import WatchedStore, watch
-from forked import Forked
+from forked import Forked, forked
 from rows import numbers_in
 from test_cache_files import LARGE, ROWS, cached_files, fill, ranges, warnings_of
 from test_cache_hostile import Exchanged, make_other_name, make_pipe, make_socket, own
@@ -34,6 +36,8 @@ from storage_loader import (
 )
 from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
 from storage_loader.loader.fetch import cached, origin
+from storage_loader.loader.fetch.locks import LockTimeoutError, lock_file
+from storage_loader.loader.fetch.private import open_private
 from storage_loader.loader.run.stats import size_text
 from storage_loader.store import open_store
 
@@ -245,15 +249,28 @@ def test_use_makes_young(filled: dict[str, DataConfig], cache_dir: Path) -> None
     assert [n for n, c in filled.items() if files_of(c, cache_dir)] == ["test"]
 
 
-@pytest.mark.parametrize("seconds", [-(10**10), 0, 10**11])
+@pytest.mark.parametrize("seconds", [-(10**13), -(10**10), 0, 10**10, 10**13])
 def test_any_time_of_a_file_is_harmless(
-    filled: dict[str, DataConfig], cache_dir: Path, seconds: int
+    filled: dict[str, DataConfig],
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: int,
 ) -> None:
-    for path in files_of(filled["origin"], cache_dir):
-        os.utime(path, (seconds, seconds))
+    """Also one that only some disks can note."""
+    real = os.stat
+
+    def stat(name: Any, **how: Any) -> Any:
+        found = real(name, **how)
+        if not str(name).endswith(".cached"):
+            return found
+        values = {n: getattr(found, n) for n in dir(found) if n.startswith("st_")}
+        return SimpleNamespace(**{**values, "st_mtime": float(seconds)})
+
+    monkeypatch.setattr(os, "stat", stat)
     assert len(list_cache(cache_dir)) == 4
-    clear_cache(older_than=timedelta(days=1), cache_dir=cache_dir)
-    assert bool(files_of(filled["origin"], cache_dir)) == (seconds > 0)
+    young = clear_cache(older_than=timedelta(days=1), cache_dir=cache_dir).removed == ()
+    assert young == (seconds > time.time())
+    assert bool(cached_files(cache_dir)) == young
 
 
 # What is in use
@@ -600,6 +617,34 @@ def test_an_own_folder_that_is_none(
         with pytest.raises(LoaderError, match="a link, or another user's; somebody else made it"):
             work(cache_dir)
     assert tree(own(cache_dir)) == before
+
+
+def test_looking_releases_no_lock(filled: dict[str, DataConfig], cache_dir: Path) -> None:
+    """A process that closes any descriptor of the count's file loses its locks, see `locks`."""
+    place = next(own(cache_dir).glob("*/.origin")).parent
+    id_ = place / "digits" / "0123456789abcdef"
+    id_.mkdir(parents=True)
+    names = place / ".origin", id_ / "x.cached"
+    names[0].unlink()
+
+    def taken() -> bool:
+        with open_private(own(cache_dir)) as folder:
+            mine = lock_file("usage", folder)
+        with suppress(LockTimeoutError), mine.held("it", [(5, 6)], threading.Event(), 0.0):
+            return False
+        return True
+
+    with open_private(own(cache_dir)) as folder:
+        locks = lock_file("usage", folder)
+    with locks.held("it", [(5, 6)], threading.Event(), 1.0):
+        for name in names:
+            os.link(own(cache_dir) / "usage", name)
+        list_cache(cache_dir)
+        clear_cache("absent", cache_dir=cache_dir)
+        for name in names:
+            name.unlink()
+        assert forked(taken)
+    assert not forked(taken)
 
 
 def test_folders_of_other_users_are_left_alone(

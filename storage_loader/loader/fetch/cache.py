@@ -80,6 +80,7 @@ class Cache:
         """
         self._own = own_folder(folder)
         self._origin = store.origin
+        self._origin_id = origin_id(store.origin)
         self._size = size
         self._lock = threading.Lock()
         self._counted = False  # what lay here before, and what killed processes left
@@ -104,7 +105,7 @@ class Cache:
                 # Somebody may remove the folders meanwhile.
                 with suppress(FileNotFoundError), open_private(self._own) as own:
                     locks = lock_file(_USAGE, own)
-                    with open_below(own, [origin_id(self._origin)]) as place:
+                    with open_below(own, [self._origin_id]) as place:
                         note_origin(self._origin, place)
                         with open_below(place, folders) as folder:
                             return CacheFile(name, folder, nbytes, num_blocks, locks)
