@@ -18,7 +18,16 @@ from .catalog import (
 from .config import DataConfig
 from .credentials import Credentials
 from .errors import StorageLoaderError
-from .loader import DataLoader, Dataset, Stats, split
+from .loader import (
+    CachedDataset,
+    ClearedCache,
+    DataLoader,
+    Dataset,
+    Stats,
+    clear_cache,
+    list_cache,
+    split,
+)
 from .saver import DataSaver, save
 from .schema import Attribute
 
@@ -26,6 +35,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attribute",
+    "CachedDataset",
+    "ClearedCache",
     "Collected",
     "Credentials",
     "DataConfig",
@@ -40,10 +51,12 @@ __all__ = [
     "UnreadableDataset",
     "Verified",
     "Version",
+    "clear_cache",
     "collect_garbage",
     "commit_log",
     "delete",
     "drop_commit",
+    "list_cache",
     "list_datasets",
     "save",
     "split",

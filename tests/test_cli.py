@@ -224,6 +224,131 @@ def test_errors_are_one_line(
     assert "rows in 1 objects" in run("info", filled, "rows", "-w", "split=test").stdout
 
 
+# A name alone
+
+
+@pytest.fixture
+def by_default(filled: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The same folder as the default storage, and an empty one to be in."""
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", filled)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return filled
+
+
+@pytest.mark.parametrize("command", ["info", "head", "log", "verify", "gc"])
+def test_a_name_alone_means_the_default_storage(by_default: str, command: str) -> None:
+    for name, *where in (["other"], ["rows", "--where", "split=test"]):
+        given = run(command, by_default, name, *where)
+        assert run(command, name, *where).output == given.output
+        assert given.exit_code == 0
+        assert given.stdout
+
+
+def test_a_name_alone_to_bench_and_rm(by_default: str) -> None:
+    words = ("rows", "-w", "split=train", "--epochs", "1", "--batch-size", "100")
+    printed = run("bench", *words).stdout
+    assert printed.startswith(f"rows in file://{by_default}: 1,200 rows\n")
+    [epoch] = epochs(printed)
+    assert epoch["ROWS"] == "1,200"
+    assert run("bench", by_default, *words).stdout.startswith("rows in file://")
+    assert f"from file://{by_default}?" in run("rm", "other", input="n\n").stdout
+    assert run("rm", "other", "-y").stdout == f"removed 2 rows of other from file://{by_default}\n"
+    assert [i.config.dataset_name for i in list_datasets()] == ["rows", "rows"]
+
+
+def test_name_and_id_alone(
+    by_default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = list_datasets(where={"split": "train"})[0].config.dataset_prefix
+    assert "\n1,200 rows in 1 objects" in run("info", prefix).stdout
+    Path(prefix).mkdir(parents=True)  # as in the storage's folder itself
+    assert "\n1,200 rows in 1 objects" in run("info", prefix).stdout
+    said = failing(monkeypatch, capsys, "info", f"rows/{'0' * 16}")
+    assert said.startswith("error: 'rows' exists 2 times, none of them matches:\n")
+    said = failing(monkeypatch, capsys, "info", f"absent/{'0' * 16}")
+    assert said.startswith(f"error: no dataset 'absent' in file://{by_default}; ")
+
+
+def test_a_folder_of_the_name_is_not_looked_at(
+    by_default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("other", "mine"):
+        save(config({"storage": name}, "mine"), make(range(7)))
+    assert run("info", "other").stdout == run("info", by_default, "other").stdout
+    said = failing(monkeypatch, capsys, "rm", "mine", "-y")
+    assert said == (
+        f"error: no dataset 'mine' in file://{by_default}; the storage holds: 'other', 'rows'\n"
+        "'mine' was looked for in the default storage ($STORAGE_LOADER_STORAGE); for a dataset in "
+        "the folder 'mine' give STORAGE and NAME: mine NAME\n"
+    )
+    assert "\n7 rows in 1 objects" in run("info", "mine", "mine").stdout
+    assert "\n7 rows in 1 objects" in run("info", "other", "mine").stdout
+    said = failing(monkeypatch, capsys, "info", "./mine")  # a path is no name
+    assert said == (
+        "error: ./mine: Is a directory; give a config's file, NAME, or STORAGE and NAME\n"
+    )
+
+
+def test_a_file_goes_before_a_name(
+    by_default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config({"storage": "elsewhere"}, "mine").save("other")
+    save(DataConfig.load("other"), make(range(7)))
+    assert "\n7 rows in 1 objects" in run("info", "other").stdout
+    assert "\n2 rows in 1 objects" in run("info", by_default, "other").stdout
+    said = failing(monkeypatch, capsys, "info", "other", "--where", "a=b")
+    assert said == (
+        "error: options that say where a dataset is go with NAME, or STORAGE and NAME, not with a "
+        "config's file\n"
+    )
+    for text in ("no config", "{}", '{"dataset_name": "a", "storag": "x"}'):
+        Path("other").write_text(text)
+        said = failing(monkeypatch, capsys, "rm", "other", "-y")
+        assert said.startswith("error: ")
+        assert said.endswith(
+            "\n'other' is taken for a config's file, since this file exists; if a dataset of this "
+            "name is meant, give STORAGE and NAME\n"
+        )
+    Path("other").unlink()
+    Path("other").symlink_to("nothing")
+    assert failing(monkeypatch, capsys, "rm", "other", "-y").startswith("error: other: No such")
+    assert len(list_datasets()) == 3
+
+
+def test_a_name_that_the_default_storage_does_not_hold(
+    by_default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("info", "head", "log", "rm", "gc", "verify", "bench"):
+        assert failing(monkeypatch, capsys, command, "absent.json") == (
+            f"error: no dataset 'absent.json' in file://{by_default}; the storage holds: 'other', "
+            "'rows'\n'absent.json' was looked for in the default storage "
+            "($STORAGE_LOADER_STORAGE); there is no file 'absent.json' either; for another storage "
+            "give STORAGE and NAME\n"
+        )
+    monkeypatch.delenv("STORAGE_LOADER_STORAGE")
+    said = failing(monkeypatch, capsys, "info", "absent")
+    place = DataConfig("absent").storage
+    assert said.startswith(f"error: no dataset 'absent' in {place}; there is no folder ")
+    assert "(STORAGE_LOADER_STORAGE is not set)" in said
+    save(config({}, "absent"), make(range(5)))
+    assert run("info", "absent").stdout.startswith(f"absent in {place}\n5 rows in 1 objects")
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", f"{by_default}-typo")
+    said = failing(monkeypatch, capsys, "info", "rows")
+    assert said.startswith(f"error: list file://{by_default}-typo: there is no folder ")
+
+
+def test_options_of_a_storage_go_with_a_name_alone(
+    s3_storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(config(s3_storage), make(range(9)))
+    monkeypatch.setenv("STORAGE_LOADER_STORAGE", s3_storage["storage"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_storage["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_storage["secret_key"])
+    reach = ("--endpoint", s3_storage["endpoint"], "--region", s3_storage["region"])
+    assert "\n9 rows in 1 objects" in run("info", "rows", *reach).stdout
+
+
 # What cannot be read
 
 
@@ -357,7 +482,7 @@ def test_wrong_words_are_explained() -> None:
     for words, message in [
         (["lss"], "No such command 'lss'"),
         (["ls", "x", "--were", "a=b"], "No such option"),
-        (["info"], "Missing argument 'CONFIG|STORAGE'"),
+        (["info"], "Missing argument 'CONFIG|NAME|STORAGE'"),
         (["gc", "x", "--keep", "7"], "'7': write 90s, 30m, 24h or 7d"),
         (["gc", "x", "--grace", "-1h"], "'-1h': write 90s, 30m, 24h or 7d"),
         (["head", "x", "y", "-n", "many"], "'many' is not a valid integer range"),
@@ -378,6 +503,7 @@ def test_help_tells_a_new_user_what_there_is() -> None:
         "gc",
         "verify",
         "bench",
+        "cache",
         "CONFIG",
         "s3://bucket/prefix",
     )
@@ -385,11 +511,14 @@ def test_help_tells_a_new_user_what_there_is() -> None:
         assert word in text
     assert "storage-loader info ./data digits --where split=train" in text
     assert run("-h").stdout == text
-    for command in ("ls", "info", "head", "log", "rm", "gc", "verify"):
+    for command in ("ls", "info", "head", "log", "rm", "gc", "verify", "bench"):
         text = run(command, "--help").stdout
         assert "STORAGE" in text
         assert "--where" in text
         assert "--endpoint" in text
+    assert "clear" in run("cache", "--help").stdout
+    for command in ("ls", "clear"):
+        assert "--cache-dir" in run("cache", command, "-h").stdout
     assert run("--version").stdout.strip().endswith(storage_loader.__version__)
 
 
@@ -525,7 +654,10 @@ def test_bench_says_what_is_missing(
 ) -> None:
     absent = str(tmp_path / "absent.json")
     said = failing(monkeypatch, capsys, "bench", absent)
-    assert said == f"error: {absent}: No such file or directory\n"
+    assert said == (
+        f"error: {absent}: No such file or directory; give a config's file, NAME, or STORAGE and "
+        "NAME\n"
+    )
     (tmp_path / "other.json").write_text("[]")
     assert failing(monkeypatch, capsys, "bench", str(tmp_path / "other.json")).startswith("error: ")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -235,10 +235,15 @@ def test_where_a_dataset_is_is_said_once(
     storage = the_config.storage
     for more in (["--where", "a=b"], ["--region", "x"], ["--insecure"]):
         said = failing(monkeypatch, capsys, "log", file, *more)
-        assert said == "error: options that say where a dataset is go with STORAGE and NAME\n"
+        assert said == (
+            "error: options that say where a dataset is go with NAME, or STORAGE and NAME, not "
+            "with a config's file\n"
+        )
     folder = storage.removeprefix("file://")
     said = failing(monkeypatch, capsys, "rm", folder)  # the name was forgotten
-    assert said == f"error: {folder}: Is a directory; give a config's file, or STORAGE and NAME\n"
+    assert said == (
+        f"error: {folder}: Is a directory; give a config's file, NAME, or STORAGE and NAME\n"
+    )
     assert len(stored(the_config)) == 57
     for command in ("log", "gc", "verify", "rm"):
         said = failing(monkeypatch, capsys, command, storage, "absent")

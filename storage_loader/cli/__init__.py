@@ -8,6 +8,7 @@ import click
 
 from ..errors import StorageLoaderError
 from .bench import bench_command
+from .cache import cache_commands
 from .look import head_command, info_command, log_command, ls_command
 from .text import echo_error
 from .upkeep import gc_command, rm_command, verify_command
@@ -23,6 +24,7 @@ from .upkeep import gc_command, rm_command, verify_command
         gc_command,
         verify_command,
         bench_command,
+        cache_commands,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -30,18 +32,23 @@ from .upkeep import gc_command, rm_command, verify_command
 def cli() -> None:
     """Look at datasets on S3, MinIO or in a folder.
 
-    A dataset is given as STORAGE and NAME, or as CONFIG, a file that DataConfig.save wrote.
-    STORAGE is s3://bucket/prefix, file:///folder or a folder's path. S3 keys are taken from
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
+    A dataset is given as NAME in the default storage ($STORAGE_LOADER_STORAGE, else where
+    DataConfig puts it), as STORAGE and NAME, or as CONFIG, a file that DataConfig.save wrote. A
+    word alone is CONFIG if such a file exists, else NAME. STORAGE is s3://bucket/prefix,
+    file:///folder or a folder's path. NAME/ID names one dataset of several of a name. S3 keys are
+    taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
 
     \b
     storage-loader ls ./data
+    storage-loader info digits
     storage-loader info ./data digits --where split=train
     storage-loader head s3://bucket/prefix digits --endpoint http://127.0.0.1:9000
     storage-loader bench digits.json --batch-size 64 --shuffle true
     storage-loader log digits.json
     storage-loader verify digits.json
     storage-loader gc digits.json --dry-run
+    storage-loader cache ls
+    storage-loader cache clear --older-than 7d
     """
 
 

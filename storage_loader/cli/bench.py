@@ -12,11 +12,11 @@ from ..bench import Measured, measure, plot, require_plot
 from ..loader import DataLoader, Stats
 from ..loader.run.stats import size_text
 from .text import echo, table
-from .which import config_at, version_option
+from .which import WHICH, chosen, dataset_arguments, version_option
 
 
 @click.command("bench")
-@click.argument("config", type=click.Path(dir_okay=False))
+@dataset_arguments
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1))
 @click.option(
     "--shuffle", default="true", type=click.Choice(["false", "true", "global"]), show_default=True
@@ -44,15 +44,15 @@ from .which import config_at, version_option
     help="Draw rows/s and waiting over time (needs matplotlib).",
 )
 def bench_command(
-    config: str, shuffle: str, epochs: int, seconds: float | None, png: str | None, **settings: Any
+    shuffle: str, epochs: int, seconds: float | None, png: str | None, **settings: Any
 ) -> None:
-    """Measure how fast the dataset of CONFIG loads here.
+    """Measure how fast a dataset loads here.
 
-    CONFIG is a file that DataConfig.save wrote. Ctrl-C prints what was measured so far.
+    Ctrl-C prints what was measured so far.
     """
     if png is not None:
         require_plot(png)
-    loaded = config_at(config)
+    loaded = chosen(**{name: settings.pop(name) for name in WHICH})
     order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
     loader = DataLoader(loaded, shuffle=order, **settings)
     echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")

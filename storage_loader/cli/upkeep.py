@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from datetime import timedelta
@@ -23,7 +22,14 @@ from ..catalog import (
 from ..errors import FormatError
 from ..loader.run.stats import size_text
 from .text import ask, echo, echo_beside_bar, progress_bar, table
-from .which import chosen, chosen_or_unreadable, dataset_arguments, version_option
+from .which import (
+    chosen,
+    chosen_or_unreadable,
+    dataset_arguments,
+    dry_run_option,
+    duration,
+    version_option,
+)
 
 
 @click.command("rm")
@@ -40,7 +46,7 @@ def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
     if isinstance(config, UnreadableDataset):
         if commit is not None:
             raise config.error
-        _remove_unreadable(config, yes, which["storage"])
+        _remove_unreadable(config, yes)
         return
     name = f"{config.dataset_name} {dict(config.additional)}"
     if commit is not None:
@@ -70,26 +76,19 @@ def rm_command(commit: str | None, yes: bool, **which: Any) -> None:
     echo(f"removed {info.num_rows:,} rows of {config.dataset_name} from {config.storage}")
 
 
-def _remove_unreadable(one: UnreadableDataset, yes: bool, storage: str) -> None:
+def _remove_unreadable(one: UnreadableDataset, yes: bool) -> None:
+    storage = one.place.storage
     if not yes:
         ask(f"remove {one.prefix}, which cannot be read ({one.error}), from {storage}?")
     one.delete()
     echo(f"removed {one.prefix} from {storage}")
 
 
-def _duration(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if match is None:
-        raise click.BadParameter(f"{text!r}: write 90s, 30m, 24h or 7d")
-    unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
-    return timedelta(**{unit: int(match[1])})
-
-
 @click.command("gc")
 @dataset_arguments
 @click.option(
     "--grace",
-    type=_duration,
+    type=duration,
     metavar="TIME",
     default="24h",
     show_default=True,
@@ -97,13 +96,13 @@ def _duration(text: str) -> timedelta:
 )
 @click.option(
     "--keep",
-    type=_duration,
+    type=duration,
     metavar="TIME",
     default="7d",
     show_default=True,
     help="How long commits that were replaced can still be read.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@dry_run_option
 def gc_command(grace: timedelta, keep: timedelta, dry_run: bool, **which: Any) -> None:
     """Remove what no reader of a dataset can need any more.
 

@@ -6,8 +6,18 @@ import numpy.ma
 import numpy.random  # noqa: F401
 
 from .dataset import Dataset
+from .fetch.cached import CachedDataset, ClearedCache, clear_cache, list_cache
 from .loader import DataLoader
 from .run.stats import Stats
 from .split import split
 
-__all__ = ["DataLoader", "Dataset", "Stats", "split"]
+__all__ = [
+    "CachedDataset",
+    "ClearedCache",
+    "DataLoader",
+    "Dataset",
+    "Stats",
+    "clear_cache",
+    "list_cache",
+    "split",
+]

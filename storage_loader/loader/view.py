@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import platformdirs
-
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderError, TransformError
@@ -15,7 +13,7 @@ from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
-from .fetch.cache import Cache
+from .fetch.cache import Cache, cache_folder
 from .fetch.objects import Objects
 from .fetch.source import Source
 from .fill.parts import Array
@@ -47,8 +45,7 @@ class View:
         require_config(config, type(self).__name__)
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
-        if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
-            raise ConfigError(f"cache_dir: a folder's path, not {shown(cache_dir)}")
+        cache_folder(cache_dir)  # raises where it is none
         self.config = config
         self._attributes = attributes
         self._wanted_version = version
@@ -121,7 +118,7 @@ class View:
             store = CountedStore(store, self._counter)
         snapshot, cache = self.open(), None
         if self._cache_size != 0:
-            folder = self._cache_dir or platformdirs.user_cache_dir("storage_loader")
+            folder = cache_folder(self._cache_dir)
             cache = Cache(folder, store, self._cache_size, keys=snapshot.keys)
         return Source(Objects(store, snapshot, self.schema, verify=self._verify), cache)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import threading
@@ -12,7 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...errors import LoaderError
+import platformdirs
+
+from ...errors import ConfigError, LoaderError
+from ...keywords import shown
 from ...process import cached_property
 from ...store import Store, xxh3
 from ...text import printable
@@ -25,17 +27,44 @@ from .cache_file import (
     the_only,
 )
 from .locks import PATIENCE, LockFile, LockTimeoutError, lock_file
+from .origin import note_origin, origin_id
 from .private import is_own_file, open_below, open_private
 
 _log = logging.getLogger(__name__)
 
-_SUFFIX = ".cached"
+SUFFIX = ".cached"
 _SPARE_SHARE = 20  # of the disk, 1/20 stays free where no size is given
 _EVICTED_SHARE = 16  # free 1/16 more than is asked for: the folder is walked less often
 _REFUSED = 60.0  # s without another attempt on a full disk
 _USAGE = "usage"  # the file that says what all of them take; locks are taken by it, too
 _COUNTING = (0, 1)  # the number that is locked while that is changed
 _ATTEMPTS = 10
+
+
+def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Where the caches of all users lie; None: where this user's caches are by default."""
+    if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+        raise ConfigError(f"cache_dir: a folder's path, not {shown(cache_dir)}")
+    return Path(cache_dir or platformdirs.user_cache_dir("storage_loader"))
+
+
+def own_folder(folder: str | os.PathLike[str]) -> Path:
+    """This user's own in it; everything of a cache lies there."""
+    return Path(folder) / f"user-{os.getuid()}"
+
+
+def count_anew(own: int, path: Path) -> None:
+    """Note what all cache files in an open folder of a user's own take now; `path` is its path.
+
+    Where another process keeps the count for too long it stays too high, and whoever runs out of
+    room by it counts anew.
+    """
+    locks = lock_file(_USAGE, own)
+    what = f"the count of the cache {path}"
+    with suppress(LockTimeoutError), locks.held(what, [_COUNTING], threading.Event(), PATIENCE):
+        usage = _Usage(locks, own)
+        usage.total = sum(nbytes for _, nbytes, _, _ in _cache_files(own))
+        usage.write()
 
 
 class Cache:
@@ -58,8 +87,9 @@ class Cache:
         each other: whoever reads more than there is room for, in one epoch after the other, would
         find nothing again of what was evicted last.
         """
-        self._own = Path(folder) / f"user-{os.getuid()}"
-        self._origin = hashlib.sha256(store.origin.encode()).hexdigest()[:16]  # places never mix
+        self._own = own_folder(folder)
+        self._origin = store.origin
+        self._origin_id = origin_id(store.origin)
         self._size = size
         self._keys = keys
         self._evicting_from = 0.0  # by the monotonic clock
@@ -80,14 +110,16 @@ class Cache:
 
         Raises `LoaderError` where the folder cannot be used.
         """
-        *folders, name = self._origin, *f"{key}{_SUFFIX}".split("/")
+        *folders, name = f"{key}{SUFFIX}".split("/")
         try:
             for _ in range(_ATTEMPTS):
                 # Somebody may remove the folders meanwhile.
                 with suppress(FileNotFoundError), open_private(self._own) as own:
                     locks = lock_file(_USAGE, own)
-                    with open_below(own, folders) as folder:
-                        return the_only(CacheFile(name, folder, nbytes, num_blocks, locks))
+                    with open_below(own, [self._origin_id]) as place:
+                        note_origin(self._origin, place)
+                        with open_below(place, folders) as folder:
+                            return the_only(CacheFile(name, folder, nbytes, num_blocks, locks))
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
         except OSError as error:
             if error.errno in FULL:
@@ -181,9 +213,9 @@ class Cache:
 
     def _is_read(self, place: tuple[str, ...], name: str) -> bool:
         """Whether a file in these folders is of an object that is read."""
-        if place[:1] != (self._origin,):
+        if place[:1] != (self._origin_id,):
             return False
-        number = xxh3("/".join([*place[1:], name.removesuffix(_SUFFIX)]).encode())
+        number = xxh3("/".join([*place[1:], name.removesuffix(SUFFIX)]).encode())
         return number in self._key_numbers
 
     @cached_property
@@ -242,7 +274,7 @@ def _cache_files(folder: int) -> Iterator[tuple[int, int, tuple[str, ...], str]]
     """Of every cache file below: time of last use, see `taken_nbytes`, folders to it, name."""
     for place, _, names, below in os.fwalk(dir_fd=folder):
         for name in names:
-            if name.endswith(_SUFFIX):
+            if name.endswith(SUFFIX):
                 with suppress(FileNotFoundError):
                     found = os.stat(name, dir_fd=below, follow_symlinks=False)
                     if is_own_file(found):

@@ -365,6 +365,12 @@ def delete_unused(name: str, folder: int) -> bool:
     return True
 
 
+def is_unused(name: str, folder: int) -> bool:
+    """Whether nobody has a cache file open; `FileNotFoundError` where it is gone."""
+    with _opened(name, folder) as descriptor:
+        return _locked(descriptor, fcntl.LOCK_EX)
+
+
 def taken_nbytes(name: str, folder: int) -> int:
     """See `_reserved_nbytes`; what was reserved in vain, for a file that nobody uses, goes."""
     with _opened(name, folder) as descriptor:

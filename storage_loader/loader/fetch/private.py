@@ -33,6 +33,20 @@ def open_private(path: Path) -> Iterator[int]:
 
 
 @contextmanager
+def open_found(name: str | Path, folder: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder of this user, itself in an open one; nothing is made.
+
+    Raises `FileNotFoundError`, `NotADirectoryError`, or `PermissionError` for a link or what is
+    another user's.
+    """
+    descriptor = _of_this_user(_opened(name, folder), name)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def open_below(folder: int, names: Sequence[str]) -> Iterator[int]:
     """The descriptor of a folder below an open one; what is missing on the way is made."""
     descriptor = -1
@@ -85,6 +99,11 @@ def _entered(name: str | Path, folder: int | None) -> int:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=folder)
         descriptor = _opened(name, folder)
+    return _of_this_user(descriptor, name)
+
+
+def _of_this_user(descriptor: int, name: str | Path) -> int:
+    """The folder, closed to others; else `PermissionError`."""
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid():
         os.close(descriptor)

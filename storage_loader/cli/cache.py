@@ -1,0 +1,115 @@
+"""`cache ls` and `cache clear`: what loaders keep on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import click
+
+from ..config import DataConfig
+from ..loader import CachedDataset, clear_cache, list_cache
+from ..loader.fetch.cache import cache_folder
+from ..loader.run.stats import size_text
+from .text import echo, table
+from .which import config_at, dry_run_option, duration, is_file, is_name
+
+_cache_dir_option = click.option(
+    "--cache-dir", type=click.Path(), metavar="FOLDER", help="Default: the user's."
+)
+
+
+@click.group("cache")
+def cache_commands() -> None:
+    """Look at the cache on this machine, or clear it.
+
+    Loaders keep objects of S3 and MinIO there. No storage is asked, and no key is needed.
+    """
+
+
+@cache_commands.command("ls")
+@_cache_dir_option
+def cache_ls_command(cache_dir: str | None) -> None:
+    """List the datasets of which the cache holds something.
+
+    SIZE is what the files take of the disk, IN USE how many of them a process has open now, LAST
+    USED when a loader last opened or filled one.
+    """
+    found = list_cache(cache_dir)
+    if not found:
+        echo(f"nothing is cached in {cache_folder(cache_dir)}", err=True)
+        return
+    _show(found)
+    echo(f"{_described(found)} in {cache_folder(cache_dir)}")
+
+
+@cache_commands.command("clear")
+@click.argument("dataset", required=False, metavar="[CONFIG|NAME|NAME/ID]")
+@click.option(
+    "--older-than",
+    type=duration,
+    metavar="TIME",
+    help="Only files that no loader has opened or filled for so long, e.g. 7d.",
+)
+@dry_run_option
+@_cache_dir_option
+def cache_clear_command(
+    dataset: str | None, older_than: timedelta | None, dry_run: bool, cache_dir: str | None
+) -> None:
+    """Remove files from the cache: all, or those of one dataset.
+
+    NAME is a dataset's in any storage, as `cache ls` lists it, CONFIG a file that
+    DataConfig.save wrote. Files that a process has open now stay. Loaders may be at work
+    meanwhile: they fetch again what they need.
+    """
+    meant = _meant(dataset)
+    cleared = clear_cache(meant, older_than=older_than, cache_dir=cache_dir, dry_run=dry_run)
+    if dry_run and cleared.removed:
+        _show(cleared.removed)
+    verb = "would remove" if dry_run else "removed"
+    echo(f"{verb} {_described(cleared.removed) if cleared.removed else 'nothing'}")
+    if cleared.in_use:
+        echo(f"left {_described(cleared.in_use)}: in use now")
+    if meant is not None and not cleared.removed and not cleared.in_use:
+        _hint(meant, cache_dir)
+
+
+def _hint(meant: DataConfig | str, cache_dir: str | None) -> None:
+    """Say what the cache holds where nothing of it was meant: a name may be mistyped."""
+    wanted = meant if isinstance(meant, str) else meant.dataset_prefix
+    found = list_cache(cache_dir)
+    if not any(wanted in (one.name, one.prefix) for one in found):
+        names = sorted({one.name for one in found})
+        holds = f"files of: {', '.join(map(repr, names))}" if names else "nothing"
+        echo(f"the cache {cache_folder(cache_dir)} holds {holds}", err=True)
+
+
+def _meant(word: str | None) -> DataConfig | str | None:
+    """A file goes before a name, as for every command."""
+    if word is None:
+        return None
+    if is_name(word) and not is_file(word):
+        return word
+    return config_at(word, "NAME, or NAME/ID")
+
+
+def _show(found: Sequence[CachedDataset]) -> None:
+    rows = [
+        (
+            one.prefix,
+            f"{one.num_files:,}",
+            size_text(one.nbytes),
+            f"{one.num_in_use:,}",
+            f"{one.last_used:%Y-%m-%d %H:%M:%S}Z",
+            one.origin,
+        )
+        for one in found
+    ]
+    table(("NAME/ID", "FILES", "SIZE", "IN USE", "LAST USED", "STORAGE"), rows, right=(1, 2, 3))
+
+
+def _described(found: Sequence[CachedDataset]) -> str:
+    files = sum(one.num_files for one in found)
+    datasets = f"{len(found):,} dataset{'' if len(found) == 1 else 's'}"
+    size = size_text(sum(one.nbytes for one in found))
+    return f"{files:,} file{'' if files == 1 else 's'} of {datasets}, {size}"
