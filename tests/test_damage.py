@@ -202,17 +202,17 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
 def test_a_loader_verifies_a_folders_objects_once(
     folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storage_loader.loader.fetch import blocks
+    from storage_loader.loader.fetch import directory
 
     the_config = saved(folder)
     hashed: list[int] = []
-    xxh3 = blocks.xxh3
+    xxh3 = directory.xxh3
 
     def counted(data: Any) -> int:
         hashed.append(memoryview(data).nbytes)
         return xxh3(data)
 
-    monkeypatch.setattr(blocks, "xxh3", counted)
+    monkeypatch.setattr(directory, "xxh3", counted)
     loader = DataLoader(the_config, batch_size=9, shuffle=True)
     list(loader)
     stored = sum(a.row_nbytes for a in WITH_PIXELS) * COUNT
@@ -231,7 +231,7 @@ def test_without_verification_a_folders_rows_come_as_they_are(
     change(the_config, flip(column.offset))
     right = make(range(COUNT), WITH_PIXELS)["pixels"]
     monkeypatch.setattr(
-        "storage_loader.loader.fetch.blocks.xxh3", lambda data: pytest.fail("hashed")
+        "storage_loader.loader.fetch.directory.xxh3", lambda data: pytest.fail("hashed")
     )
     dataset = Dataset(the_config, verify=False)
     [loaded] = DataLoader(the_config, batch_size=COUNT, verify=False)

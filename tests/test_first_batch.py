@@ -12,7 +12,7 @@ from faulty import watch
 from rows import ROW, config, numbers_in, numbers_of, save_rows
 
 from storage_loader import Attribute, DataConfig, DataLoader
-from storage_loader.loader.fetch import held, verified
+from storage_loader.loader.fetch import mapped, verified
 
 LARGE = (Attribute("pixels", "float32", (3 * 2**12,)), Attribute(ROW, "int64"))  # 48 KiB rows
 ROWS, OBJECT = 400, 4 * 2**20  # 5 objects, 19 MiB
@@ -65,7 +65,7 @@ def test_little_is_read_here(
         watch(monkeypatch, local=False)
         assert len(numbers_in(DataLoader(rows, **how), LARGE)) == ROWS
         verified._known.clear()
-    monkeypatch.setattr(held, "is_resident", lambda data: False)
+    monkeypatch.setattr(mapped, "is_resident", lambda data: False)
     gate = Gate()
     real = os.pread
 

@@ -9,7 +9,7 @@ import pytest
 from faulty import WatchedStore, watch
 
 from storage_loader import DataConfig, DataLoader, save
-from storage_loader.loader.fetch.held import spare_gap
+from storage_loader.loader.fetch.requests import spare_gap
 from storage_loader.loader.order import Order, make_order
 from storage_loader.loader.order.chunks import Epoch, chunks
 from storage_loader.loader.order.orders import _window

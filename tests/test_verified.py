@@ -17,7 +17,7 @@ from rows import ATTRIBUTES, WITH_PIXELS, config, numbers_in, save_rows
 from storage_loader import DataConfig, DataLoader, Dataset
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ChecksumError
-from storage_loader.loader.fetch import blocks, verified
+from storage_loader.loader.fetch import directory, verified
 from storage_loader.store import FolderStore, mapped_identity, maps
 
 COUNT = 200
@@ -63,13 +63,13 @@ def rows(tmp_path: Path) -> DataConfig:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each buffer whose checksum is computed."""
     found: list[int] = []
-    real = blocks.xxh3
+    real = directory.xxh3
 
     def counted(data: Any) -> int:
         found.append(memoryview(data).nbytes)
         return real(data)
 
-    monkeypatch.setattr(blocks, "xxh3", counted)
+    monkeypatch.setattr(directory, "xxh3", counted)
     return found
 
 

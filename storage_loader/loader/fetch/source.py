@@ -22,10 +22,10 @@ from ..order import Rows
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
+from .direct import DirectReader
 from .early import Early
-from .held import HeldObject
+from .mapped import MappedObject
 from .objects import Objects
-from .remote import RemoteReader
 from .verified import Blocks, is_any_known
 from .work import Preparation, Work
 
@@ -39,7 +39,7 @@ _VERIFIED_EARLY = 8  # bytes in memory for each that is needed: 64 KiB take 4 us
 _LOOK = 1.0  # s between two looks whether cache files in use have their sizes
 _GROUPS = 16  # of rows in held objects that are one piece of work
 
-Kept = tuple[HeldObject, Blocks]  # and those of its blocks to bring
+Kept = tuple[MappedObject, Blocks]  # and those of its blocks to bring
 
 
 class Source:
@@ -57,8 +57,8 @@ class Source:
         self._cache = None if store.is_local else cache
         self.holds = store.is_local or self._cache is not None
         self.num_rows = snapshot.num_rows
-        self._remote = RemoteReader(objects)
-        self._held: OrderedDict[int, HeldObject] = OrderedDict()
+        self._remote = DirectReader(objects)
+        self._held: OrderedDict[int, MappedObject] = OrderedDict()
         self._verified: dict[int, Blocks] = {}  # of objects that are not complete
         self._complete = np.zeros(len(snapshot.objects), bool)
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
@@ -285,7 +285,7 @@ class Source:
             every[layout.all_blocks(a.name)] = True
         return every
 
-    def _reserve(self, held: HeldObject, needed: Blocks, stop: threading.Event) -> bool:
+    def _reserve(self, held: MappedObject, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes the blocks."""
         assert self._cache is not None
         if held.reserve(self._cache, needed, stop):
@@ -346,7 +346,7 @@ class Source:
                 if not all(held.is_whole for held in self._held.values()):
                     self._all = None
 
-    def _ready(self, objects: Iterable[tuple[int, HeldObject]], *, frees_gil: bool) -> Ready:
+    def _ready(self, objects: Iterable[tuple[int, MappedObject]], *, frees_gil: bool) -> Ready:
         """Rows where they are held; objects in order. `frees_gil`: see `Parts`."""
         found = [(self._snapshot.starts[index], held.columns) for index, held in objects]
         parts = {}
@@ -357,7 +357,7 @@ class Source:
                 parts[a.name] = Parts(a, firsts, [array for _, array in some], frees_gil)
         return Ready(parts)
 
-    def _object(self, index: int) -> HeldObject:
+    def _object(self, index: int) -> MappedObject:
         """Raises `CacheFullError` where no file can be made."""
         with self._lock:
             held = self._held.get(index)
@@ -372,7 +372,7 @@ class Source:
         if file is None:
             is_complete = self._complete[index]
             verified = np.ones(blocks, bool) if is_complete else self._verified.get(index)
-        made = HeldObject(self._objects, index, verified, file)
+        made = MappedObject(self._objects, index, verified, file)
         with self._lock:
             held = self._held.setdefault(index, made)
             if held is made and (file is not None or not self._complete[index]):

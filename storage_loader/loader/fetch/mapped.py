@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +14,19 @@ from ...ranges import Range, coalesce
 from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_rows
 from ..order import Rows
-from .blocks import Checksums
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
+from .directory import Checksums
 from .objects import Objects
+from .requests import GAP, LONGEST, inside, pages_nbytes, portions, runs, spare_gap
 from .resident import is_resident
 from .verified import Blocks, verified_blocks
 from .work import Work
 
-_GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
-_SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
 _STREAMED = 2**20  # a longer range is written while it is received
-_LONGEST = 64 * 2**20  # one request: an object of the default size is fetched whole
-_WORK_REQUESTS = 32  # short ones that are one piece of work
 
 
-class HeldObject:
+class MappedObject:
     """One object, mapped; blocks are verified before they count as here. Thread-safe."""
 
     def __init__(
@@ -51,7 +45,7 @@ class HeldObject:
         self._layout = self._stored.layout
         self._file = file
         self._data = objects.get(index) if file is None else file.data
-        num_blocks = self._stored.layout.num_checksums
+        num_blocks = self._layout.num_checksums
         if verified is not None:
             self.verified = verified
         elif not objects.verify:
@@ -66,7 +60,7 @@ class HeldObject:
         self._checksums: Checksums | None = None
         self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
         for a in objects.schema:
-            column = self._stored.layout.columns[a.name]
+            column = self._layout.columns[a.name]
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
 
@@ -89,23 +83,23 @@ class HeldObject:
         if self._file is None:
             return 0
         here = self.verified | self._file.present
-        ranges = self._stored.layout.block_ranges[needed & ~here]
+        ranges = self._layout.block_ranges[needed & ~here]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
 
     def unverified_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that are not verified yet."""
-        ranges = self._stored.layout.block_ranges[needed & ~self.verified]
+        ranges = self._layout.block_ranges[needed & ~self.verified]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
 
     def reserve(self, cache: Cache, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes those of the blocks that must be fetched; see `Cache.reserve`."""
         assert self._file is not None
-        layout = self._stored.layout
+        layout = self._layout
         ranges = layout.block_ranges[needed & ~self.verified & ~self._file.present]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
             ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
-        return cache.reserve(_pages_nbytes(ranges), self._file, stop)
+        return cache.reserve(pages_nbytes(ranges, PAGE), self._file, stop)
 
     def row(self, row: int) -> dict[str, Array] | None:
         """One row, copied; None where not all of it is here and verified."""
@@ -135,45 +129,21 @@ class HeldObject:
         here = np.ones_like(todo) if self._file is None else self._file.present
         return [
             Work(
-                nbytes,
+                0 if is_here else nbytes,
                 partial(self._ensure, some, stop),
-                is_small=0 < nbytes < _STREAMED,
+                is_small=nbytes < _STREAMED and not is_here,
                 waits=not (is_here and self._is_resident),
             )
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
-            for nbytes, some in self._portions(mask, is_here=is_here)
+            for nbytes, some in portions(
+                self._layout.block_ranges, mask, most=LONGEST if is_here else _STREAMED
+            )
         ]
 
     def ensure(self, needed: Blocks, stop: threading.Event) -> None:
         """Do all of `works` now."""
         for work in self.works(needed, stop):
             work.run()
-
-    def _portions(self, mask: Blocks, *, is_here: bool) -> Iterator[tuple[int, Blocks]]:
-        """Blocks cut into pieces of work, with the bytes of each."""
-        places = np.flatnonzero(mask)
-        if not len(places):
-            return
-        ranges = self._stored.layout.block_ranges[places]
-        sizes = ranges[:, 1] - ranges[:, 0]
-        # Requests lie far from each other; a long one is a piece of work of its own.
-        breaks = np.append(True, ranges[1:, 0] - ranges[:-1, 1] > _GAP)
-        breaks[1:] |= np.diff(np.cumsum(sizes) // _LONGEST) > 0
-        request = np.cumsum(breaks) - 1
-        totals = np.bincount(request, weights=sizes)
-        works = np.empty(len(totals), np.int64)
-        most = _LONGEST if is_here else _STREAMED
-        work, nbytes, count = 0, 0, 0
-        for i, total in enumerate(totals.tolist()):
-            if count and (nbytes + total > most or count == _WORK_REQUESTS):
-                work, nbytes, count = work + 1, 0, 0
-            works[i] = work
-            nbytes, count = nbytes + total, count + 1
-        for number in range(work + 1):
-            chosen = works[request] == number
-            some = np.zeros_like(mask)
-            some[places[chosen]] = True
-            yield 0 if is_here else int(sizes[chosen].sum()), some
 
     def _ensure(self, needed: Blocks, stop: threading.Event) -> None:
         with self._changed:
@@ -204,11 +174,11 @@ class HeldObject:
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
         if self._is_resident:
             return
-        for start, end in coalesce(self._stored.layout.block_ranges[places]).requests:
-            if end - start < _GAP:  # reading takes longer than the map, where memory has the file
+        for start, end in coalesce(self._layout.block_ranges[places]).requests:
+            if end - start < GAP:  # reading takes longer than the map, where memory has the file
                 continue
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
-            start = 0 if start < _GAP else start  # noqa: PLW2901
+            start = 0 if start < GAP else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
                 if stop.is_set():
                     return
@@ -223,7 +193,7 @@ class HeldObject:
 
     def _table(self) -> Checksums:
         if self._checksums is None:
-            start, end = self._stored.layout.checksums_range
+            start, end = self._layout.checksums_range
             table = b"".join(self._pieces(start, end))
             self._checksums = Checksums(self._objects, self._index, table)
         return self._checksums
@@ -232,7 +202,7 @@ class HeldObject:
         """Those of the blocks that are not what they were."""
         if not self._objects.verify:
             return []
-        ranges = self._stored.layout.block_ranges[places].tolist()
+        ranges = self._layout.block_ranges[places].tolist()
         return self._table().wrong(places, [self._data[start:end] for start, end in ranges])
 
     def _can_verify(self, file: CacheFile) -> bool:
@@ -251,7 +221,7 @@ class HeldObject:
         missing = self._missing(file, todo, stop)
         if not missing.any():
             return []
-        with file.fetching(_runs(np.flatnonzero(missing)), stop):
+        with file.fetching(runs(np.flatnonzero(missing)), stop):
             if stop.is_set():
                 return []
             places = np.flatnonzero(
@@ -279,7 +249,7 @@ class HeldObject:
         """Fetch blocks into the file, and mark them; those that came wrong."""
         if not len(places):
             return []
-        layout = self._stored.layout
+        layout = self._layout
         ranges = layout.block_ranges[places]
         can_verify = self._can_verify(file)
         if not can_verify:
@@ -295,7 +265,7 @@ class HeldObject:
             self._table()
             file.mark_table()
         wrong = self._wrong(places)
-        for first, last in _runs(np.setdiff1d(places, wrong)):
+        for first, last in runs(np.setdiff1d(places, wrong)):
             file.mark(first, last)
         return wrong
 
@@ -309,7 +279,7 @@ class HeldObject:
             for (start, _), data in zip(short, received, strict=True):
                 _write_wanted(writer, start, data, wanted)
             for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
-                for first, last in _inside(wanted, start, end):
+                for first, last in inside(wanted, start, end):
                     file.allocate(first, last)
                 place = start
                 for piece in objects.stream(self._index, start, end):
@@ -325,44 +295,6 @@ def _write_wanted(writer: Writer, start: int, data: Buffer, wanted: list[Range])
     """
     view = memoryview(data).cast("B")
     end = start + view.nbytes
-    for first, last in _inside(wanted, start, end):
+    for first, last in inside(wanted, start, end):
         writer.write(first, view[first - start : last - start])
     return end
-
-
-def _inside(wanted: list[Range], start: int, end: int) -> Iterator[Range]:
-    """The parts of ascending disjoint ranges that lie between `start` and `end`."""
-    for place in range(bisect_right(wanted, start, key=itemgetter(1)), len(wanted)):
-        first, last = max(start, wanted[place][0]), min(end, wanted[place][1])
-        if first >= last:
-            break
-        yield first, last
-
-
-def spare_gap(ranges: Sequence[Range]) -> int:
-    """The widest gap to bridge between disjoint `ranges`, so that few requests waste few bytes.
-
-    At most 256 KiB, and all gaps up to it together at most 1/8 of the ranges' bytes. Without
-    the second limit, each of two ranks that take turns of 192 KiB would fetch everything.
-    """
-    starts, ends = np.sort(np.asarray(ranges, np.int64), axis=0).T
-    gaps = starts[1:] - ends[:-1]
-    widths, counts = np.unique(gaps[gaps <= _GAP], return_counts=True)
-    fits = np.cumsum(widths * counts) <= (ends - starts).sum() // _SPARE
-    return int(widths[fits].max(initial=0))
-
-
-def _pages_nbytes(ranges: npt.NDArray[np.int64]) -> int:
-    """Bytes of the pages that hold any byte of disjoint ranges."""
-    starts, ends = np.sort(ranges, axis=0).T
-    first, stop = starts // PAGE, -(-ends // PAGE)
-    shared = np.maximum(stop[:-1] - first[1:], 0)
-    return int((stop - first).sum() - shared.sum()) * PAGE
-
-
-def _runs(numbers: npt.NDArray[Any]) -> list[Range]:
-    """Ascending numbers as half-open runs."""
-    if not len(numbers):
-        return []
-    cuts = np.flatnonzero(np.diff(numbers) > 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]

@@ -4,9 +4,7 @@ nothing kept but each object's small columns and checksums."""
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,35 +12,24 @@ import numpy as np
 from ...errors import ChecksumError
 from ...ranges import Range, coalesce
 from ..fill.gather import Copies
-from ..fill.parts import Array, Parts, void_rows
+from ..fill.parts import Parts, void_rows
 from ..order import Rows
-from .blocks import Checksums, ObjectRows
+from .blocks import ObjectRows
+from .directory import Checksums, Directories, Directory
 from .objects import Objects
 from .work import Work
 
-_HEADS_NBYTES = 64 * 2**20  # kept small columns and checksum tables
 _GAP = 4096  # bytes between two ranges that are not worth another request
 _SMALL = 2**21  # bytes of a piece of work that waits for the network more than it works
 _WORK_REQUESTS = 16  # of one object or several that are one piece of work
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What is read whole at the first touch of an object."""
-
-    checksums: Checksums | None  # None: nothing is to be verified
-    small: Mapping[str, Array]  # by attribute, a void item for each row
-    nbytes: int
-
-
-class RemoteReader:
+class DirectReader:
     """Reads rows of objects. Safe from many threads."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self._heads: OrderedDict[int, _Head] = OrderedDict()
-        self._heads_nbytes = 0
-        self._lock = threading.Lock()
+        self.directories = Directories()
 
     def works(
         self, groups: Sequence[ObjectRows], copies: Copies, stop: threading.Event, *, most: int
@@ -100,30 +87,11 @@ class RemoteReader:
             objects.note_retry(read.index)
             read.finish(objects.get_ranges(read.index, read.requests), copies)
 
-    def head(self, index: int) -> _Head | None:
-        """What is kept of an object."""
-        with self._lock:
-            head = self._heads.get(index)
-            if head is not None:
-                self._heads.move_to_end(index)
-            return head
-
-    def keep_head(self, index: int, head: _Head) -> None:
-        """Keep it, and drop what was not used for longest beyond the limit."""
-        with self._lock:
-            if index in self._heads:
-                return
-            self._heads[index] = head
-            self._heads_nbytes += head.nbytes
-            while self._heads_nbytes > _HEADS_NBYTES and len(self._heads) > 1:
-                _, dropped = self._heads.popitem(last=False)
-                self._heads_nbytes -= dropped.nbytes
-
 
 class _ObjectRead:
     """Planned on construction: which ranges of one object are needed."""
 
-    def __init__(self, reader: RemoteReader, group: ObjectRows) -> None:
+    def __init__(self, reader: DirectReader, group: ObjectRows) -> None:
         self._reader = reader
         self._group = group
         self.rows = group.rows
@@ -131,12 +99,12 @@ class _ObjectRead:
         self._stored = self._objects.stored(group.index)
         self.index = group.index
         layout = self._stored.layout
-        self._head = reader.head(group.index)
+        self._directory = reader.directories.find(group.index)
         self._blocks: dict[str, Rows] = {}  # by attribute, their places in the checksum table
         for a in self._objects.schema:
             if a.name not in layout.small:
                 self._blocks[a.name] = np.unique(layout.blocks_of(a.name, group.rows))
-            elif self._head is None:
+            elif self._directory is None:
                 every = layout.all_blocks(a.name)
                 self._blocks[a.name] = np.arange(every.start, every.stop)
         stops = np.cumsum([0, *map(len, self._blocks.values())]).tolist()
@@ -145,7 +113,7 @@ class _ObjectRead:
         }
         blocks = np.concatenate([np.empty(0, np.int64), *self._blocks.values()])
         ranges = layout.block_ranges[blocks]
-        if self._head is None and self._objects.verify:
+        if self._directory is None and self._objects.verify:
             ranges = np.concatenate([ranges, [layout.checksums_range]])
         self._sizes: Rows = ranges[:, 1] - ranges[:, 0]
         coalesced = coalesce(ranges, gap=_GAP)
@@ -161,12 +129,12 @@ class _ObjectRead:
     def finish(self, buffers: Sequence[memoryview], copies: Copies) -> None:
         """Verify what was received, and copy the rows."""
         layout, rows = self._stored.layout, self.rows
-        head = self._head or self._make_head(buffers)
+        directory = self._directory or self._make_directory(buffers)
         for name, out in copies.part(self._group.place, len(rows)).items():
-            if name in head.small:
-                head.small[name].take(rows, out=out, mode="clip")
+            if name in directory.small:
+                directory.small[name].take(rows, out=out, mode="clip")
                 continue
-            self._verify(name, buffers, head.checksums)
+            self._verify(name, buffers, directory.checksums)
             attribute = self._objects.schema[name]
             blocks, runs = self._runs(name, buffers)
             firsts = (blocks - layout.first_checksum[name]) * layout.columns[name].block_rows
@@ -183,7 +151,7 @@ class _ObjectRead:
         bounds = zip(requests[firsts].tolist(), starts[firsts].tolist(), ends.tolist(), strict=True)
         return blocks[firsts], [buffers[request][start:end] for request, start, end in bounds]
 
-    def _make_head(self, buffers: Sequence[memoryview]) -> _Head:
+    def _make_directory(self, buffers: Sequence[memoryview]) -> Directory:
         checksums, nbytes = None, 0
         if self._objects.verify:
             [table] = self._ranges(slice(-1, None), buffers)
@@ -196,9 +164,9 @@ class _ObjectRead:
                 data = b"".join(self._ranges(self._places[a.name], buffers))
                 small[a.name] = void_rows(memoryview(data), a)
         nbytes += sum(column.nbytes for column in small.values())
-        head = _Head(checksums, small, nbytes)
-        self._reader.keep_head(self._group.index, head)
-        return head
+        directory = Directory(checksums, small, nbytes)
+        self._reader.directories.keep(self._group.index, directory)
+        return directory
 
     def _ranges(self, places: slice, buffers: Sequence[memoryview]) -> list[memoryview]:
         """The bytes of some ranges; the checksum table is the last one."""
