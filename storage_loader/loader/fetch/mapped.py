@@ -175,8 +175,6 @@ class MappedObject:
         if self._is_resident:
             return
         for start, end in coalesce(self._layout.block_ranges[places]).requests:
-            if end - start < GAP:  # reading takes longer than the map, where memory has the file
-                continue
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
             start = 0 if start < GAP else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
