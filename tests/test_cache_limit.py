@@ -134,15 +134,21 @@ def test_a_cache_that_holds_all_is_used(
 
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 @pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("window", [100, None])
 def test_a_later_epoch_finds_the_share_that_fits(
-    several: DataConfig, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, shuffle: Any, count: int
+    several: DataConfig,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shuffle: Any,
+    count: int,
+    window: int | None,
 ) -> None:
     """What fits is kept for the next epoch, not evicted by what follows it."""
     opened = watch(monkeypatch, local=False)
     disk = sizes(several)["an object"]
     loader = DataLoader(
-        several, batch_size=16, shuffle=shuffle, block=14, window=100, cache_dir=cache_dir,
-        cache_size=count * disk,
+        several, batch_size=16, shuffle=shuffle, block=window and 14, window=window,
+        cache_dir=cache_dir, cache_size=count * disk,
     )  # fmt: skip
     assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
     for _ in range(2):

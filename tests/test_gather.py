@@ -259,9 +259,10 @@ def test_a_row_of_no_part_is_an_error(nbytes: int, wrong: str, among: int, many:
 def copied(schema: Schema, numbers: Sequence[int]) -> Ready:
     rows = np.array(numbers, np.int64)
     copies = Copies(schema, rows)
-    for name, out in copies.part(0, len(rows)).items():
-        whole = make(rows, [a for a in schema if a.name == name])[name]
-        out[:] = whole.reshape(-1).view(out.dtype)
+    with copies.part(np.arange(len(rows))) as part:
+        for name, out in part.items():
+            whole = make(rows, [a for a in schema if a.name == name])[name]
+            out[:] = whole.reshape(-1).view(out.dtype)
     return copies.ready()
 
 

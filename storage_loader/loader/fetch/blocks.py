@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,11 @@ class ObjectRows:
 
     index: int  # of the object in the snapshot
     rows: Rows  # in the object; ascending, each once
-    place: int  # of the first of them among the rows that were grouped
+    places: Rows  # of each among the rows that were grouped
+
+    def some(self, chosen: Any) -> ObjectRows:
+        """Those that a slice or a mask chooses."""
+        return ObjectRows(self.index, self.rows[chosen], self.places[chosen])
 
 
 def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
@@ -36,7 +41,7 @@ def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
         cuts = places[found]
     stops = np.append(cuts[1:], len(rows))
     for index, place, stop in zip(found.tolist(), cuts.tolist(), stops.tolist(), strict=True):
-        yield ObjectRows(index, rows[place:stop] - starts[index], place)
+        yield ObjectRows(index, rows[place:stop] - starts[index], np.arange(place, stop))
 
 
 def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArray[np.bool_]:

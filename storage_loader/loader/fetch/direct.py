@@ -61,10 +61,9 @@ class DirectReader:
         block = np.cumsum(np.append(0, steps > 0))
         request = np.cumsum(np.append(0, steps > 1))
         portion = block // count + request // _WORK_REQUESTS
-        place = group.place
-        for rows in np.split(group.rows, np.flatnonzero(np.diff(portion)) + 1):
-            yield ObjectRows(group.index, rows, place)
-            place += len(rows)
+        cuts = (np.flatnonzero(np.diff(portion)) + 1).tolist()
+        for start, stop in pairwise([0, *cuts, len(group.rows)]):
+            yield group.some(slice(start, stop))
 
     def _work(self, reads: list[_ObjectRead], copies: Copies, stop: threading.Event) -> Work:
         def run() -> None:
@@ -130,16 +129,17 @@ class _ObjectRead:
         """Verify what was received, and copy the rows."""
         layout, rows = self._stored.layout, self.rows
         directory = self._directory or self._make_directory(buffers)
-        for name, out in copies.part(self._group.place, len(rows)).items():
-            if name in directory.small:
-                directory.small[name].take(rows, out=out, mode="clip")
-                continue
-            self._verify(name, buffers, directory.checksums)
-            attribute = self._objects.schema[name]
-            blocks, runs = self._runs(name, buffers)
-            firsts = (blocks - layout.first_checksum[name]) * layout.columns[name].block_rows
-            arrays = [void_rows(data, attribute) for data in runs]
-            Parts(attribute, firsts, arrays).copy_sorted(rows, out)
+        with copies.part(self._group.places) as part:
+            for name, out in part.items():
+                if name in directory.small:
+                    directory.small[name].take(rows, out=out, mode="clip")
+                    continue
+                self._verify(name, buffers, directory.checksums)
+                attribute = self._objects.schema[name]
+                blocks, runs = self._runs(name, buffers)
+                firsts = (blocks - layout.first_checksum[name]) * layout.columns[name].block_rows
+                arrays = [void_rows(data, attribute) for data in runs]
+                Parts(attribute, firsts, arrays).copy_sorted(rows, out)
 
     def _runs(self, name: str, buffers: Sequence[memoryview]) -> tuple[Rows, list[memoryview]]:
         """Runs of an attribute's blocks that came in one request: the first of each, all bytes."""

@@ -78,6 +78,18 @@ class MappedObject:
         """Whether these blocks are here and verified."""
         return not (needed & ~self.verified).any()
 
+    def are_here(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of the object's rows are here in all attributes, as far as is known."""
+        here = self.verified if self._file is None else self.verified | self._file.present
+        found = np.ones(len(rows), bool)
+        for attribute in self._objects.schema:
+            name = attribute.name
+            if name in self._layout.small:
+                found &= here[self._layout.all_blocks(name)].all()
+            else:
+                found &= here[self._layout.blocks_of(name, rows)]
+        return found
+
     def missing_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that must be fetched or read, as far as is known."""
         if self._file is None:

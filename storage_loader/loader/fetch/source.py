@@ -6,7 +6,7 @@ import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -154,11 +154,13 @@ class Source:
         numbers = numbers[np.searchsorted(numbers, 0) :]
         groups = list(by_object(self._snapshot.starts, numbers))
         copied = partial(self._copied, numbers, groups, stop, work_nbytes)
-        if self.holds and len(groups) <= self._max_pinned:
-            kept = [self._keep(group, whole_share, stop) for group in groups]
-            if all(kept):
-                return self._pinned(groups, [one for one in kept if one], stop, copied)
-        return copied()
+        if not self.holds or len(groups) > self._max_pinned:
+            return copied()
+        kept = {group.index: self._keep(group, whole_share, stop) for group in groups}
+        all_kept = [one for one in kept.values() if one]
+        if len(all_kept) < len(groups):
+            return copied(kept)
+        return self._pinned(groups, all_kept, stop, copied)
 
     def _pinned(
         self,
@@ -204,9 +206,17 @@ class Source:
         return [replace(work, run=partial(run, work)) for work in works]
 
     def _copied(
-        self, numbers: Rows, groups: list[ObjectRows], stop: threading.Event, work_nbytes: int
+        self,
+        numbers: Rows,
+        groups: list[ObjectRows],
+        stop: threading.Event,
+        work_nbytes: int,
+        kept: Mapping[int, Kept | None] = {},
     ) -> Preparation[Ready]:
-        """Rows copied to memory: from objects held, where that is possible, else from the store."""
+        """Rows copied to memory: from objects held, where that is possible, else from the store.
+
+        `kept`: by object, where that was asked before, so that room is not reserved twice.
+        """
         if len(numbers) * self._schema.row_nbytes > _TRUSTED_NBYTES:
             self._confirm(np.array([group.index for group in groups], np.int64))
         copies = Copies(self._schema, numbers)
@@ -215,7 +225,8 @@ class Source:
             return Preparation(works, copies.ready)
 
         def copy(some: list[ObjectRows]) -> None:
-            left = [group for group in some if not self._copy(group, copies, stop)]
+            left = [rest for group in some for rest in self._copy(group, copies, stop, kept)]
+            left = [rest for rest in left if len(rest.rows)]
             for work in self._remote.works(left, copies, stop, most=work_nbytes):
                 work.run()
 
@@ -231,22 +242,37 @@ class Source:
         self._objects.confirm(indices[~self._confirmed[indices]].tolist())
         self._confirmed[indices] = True
 
-    def _copy(self, group: ObjectRows, copies: Copies, stop: threading.Event) -> bool:
-        """Copy rows from their held object; whether that could be done."""
-        kept = self._keep(group, None, stop)
-        if kept is None:
-            return False
-        held, needed = kept
+    def _copy(
+        self,
+        group: ObjectRows,
+        copies: Copies,
+        stop: threading.Event,
+        kept: Mapping[int, Kept | None],
+    ) -> list[ObjectRows]:
+        """Copy rows from their held object; those for which that could not be done."""
+        found = kept[group.index] if group.index in kept else self._keep(group, None, stop)
+        left: list[ObjectRows] = []
         try:
-            held.ensure(needed, stop)
+            if found is None:  # no room for what is missing of it
+                held = self._object(group.index)
+                here = held.are_here(group.rows)
+                group, left = group.some(here), [group.some(~here)]
+                needed = needed_blocks(
+                    self._snapshot.objects[group.index], self._schema, group.rows
+                )
+            else:
+                held, needed = found
+            if len(group.rows):
+                held.ensure(needed, stop)
         except NotKeptError as error:
             self._note_not_kept(error)
-            return False
-        if not stop.is_set():
+            return [group, *left]
+        if len(group.rows) and not stop.is_set():
             self._note_complete(group.index)
-            for name, out in copies.part(group.place, len(group.rows)).items():
-                held.columns[name].take(group.rows, out=out, mode="clip")
-        return True
+            with copies.part(group.places) as part:
+                for name, out in part.items():
+                    held.columns[name].take(group.rows, out=out, mode="clip")
+        return left
 
     def _keep(
         self, group: ObjectRows, whole_share: float | None, stop: threading.Event

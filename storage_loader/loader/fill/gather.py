@@ -7,6 +7,7 @@ many batches at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +41,17 @@ class Copies:
             a.name: np.empty(len(numbers), f"V{a.row_nbytes}") for a in schema if a.row_nbytes
         }
 
-    def part(self, place: int, count: int) -> dict[str, Array]:
-        """By attribute, where `count` rows from `place` on go."""
-        return {name: array[place : place + count] for name, array in self._arrays.items()}
+    @contextmanager
+    def part(self, places: Rows) -> Iterator[dict[str, Array]]:
+        """By attribute, what the rows at these places, which ascend, are written to."""
+        first, count = int(places[0]), len(places)
+        if places[-1] - first == count - 1:
+            yield {name: array[first : first + count] for name, array in self._arrays.items()}
+            return
+        scattered = {name: np.empty(count, array.dtype) for name, array in self._arrays.items()}
+        yield scattered
+        for name, rows in scattered.items():
+            self._arrays[name][places] = rows
 
     def ready(self) -> Ready:
         """All rows, once they are copied."""
