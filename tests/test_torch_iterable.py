@@ -473,7 +473,7 @@ def test_a_seed_that_workers_cannot_share_is_refused(saved: DataConfig) -> None:
 
 
 def test_groups_agree_in_any_order() -> None:
-    shared = Epochs()
+    shared = Epochs(3)
     late = 7
     assert shared.begin(5, 0, None, 1) == (0, False)
     assert shared.begin(late, 0, None, 1) == (1, False)  # a second group, of an iteration left
@@ -488,6 +488,6 @@ def test_groups_agree_in_any_order() -> None:
     assert [shared.begin(3, 0, None, 4) for _ in range(2)] == [(10, False)] * 2
     assert shared.begin(3, 1, None, 4) == (14, False)
     copy = pickle.loads(pickle.dumps(shared))
-    copy.next = 99
-    assert shared.next != 99
+    copy.epoch = 99
+    assert shared.epoch != 99
     assert np.asarray(copy._numbers).shape == (67,)  # the seed, too

@@ -15,14 +15,12 @@ from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
+from .feed import Feed
 from .fetch.cache import Cache
 from .fetch.objects import Objects
 from .fetch.source import Source
 from .fill.parts import Array
 from .order import Rows
-from .peers import Peers
-
-_OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 
 Transform = Callable[[Any], Any]
 V = TypeVar("V", bound="View")
@@ -30,6 +28,8 @@ V = TypeVar("V", bound="View")
 
 class View:
     """A dataset at one version, fixed at first use or by `open`. Picklable, safe after a fork."""
+
+    _feed = Feed()  # an adapter for a framework has another
 
     def __init__(
         self,
@@ -68,15 +68,11 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
-            peers = self._peers() if self._wanted_version is None else None
+            peers = self._feed.peers() if self._wanted_version is None else None
             if peers is not None:
                 self._wanted_version = peers.newest_version(self.config)
             self._snapshot = self._checked(self._catalog.snapshot(self._wanted_version))
         return self._snapshot
-
-    def _peers(self) -> Peers | None:
-        """The processes that open this too, as a framework has them; None where there are none."""
-        return None
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""
@@ -139,17 +135,9 @@ class View:
         other._process_source = PerProcess()
         return other
 
-    def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """To the framework's own arrays; numpy's here."""
-        return dict(arrays)
-
-    def _reduce(self, value: Any) -> Any:
-        """How a framework's arrays are pickled, for worker processes: a `reducer_override`."""
-        return NotImplemented
-
     def _finish(self, arrays: Mapping[str, Array], rows: Rows) -> Any:
         """A batch or row as the user gets it; `rows` are its numbers, for errors."""
-        batch: Any = self._convert(arrays)
+        batch: Any = self._feed.convert(arrays)
         if self._transform is not None:
             try:
                 batch = self._transform(batch)
@@ -170,13 +158,7 @@ class View:
 
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version
-        return {k: v for k, v in self.__dict__.items() if k not in _OF_A_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._process_source = PerProcess()
-        self._process_catalog = PerProcess()
-        self._process_counter = PerProcess()
+        return self.__dict__
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

@@ -27,18 +27,19 @@ class Epochs:
     who misses it has seen what it changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self._numbers = torch.zeros(_TABLE + 4 * _GROUPS, dtype=torch.int64)
         self._share()
         self._forget()
+        self.seed = seed
 
     @property
-    def next(self) -> int:
+    def epoch(self) -> int:
         """The epoch of the iteration that begins next."""
         return int(self._numbers[_NEXT])
 
-    @next.setter
-    def next(self, epoch: int) -> None:
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
         self._numbers[_NEXT] = epoch
 
     @property
@@ -65,7 +66,7 @@ class Epochs:
 
     def start(self, epoch: int, *, resumes: bool) -> None:
         """Begin anew with this epoch, for all that begin from now on."""
-        self.next, self.resumes = epoch, resumes
+        self.epoch, self.resumes = epoch, resumes
         self._forget()
 
     def begin(
@@ -75,12 +76,12 @@ class Epochs:
 
         `resumed_stop`: where one that resumes ends. `length`: epochs of each iteration.
         """
-        following, resumes = self.next, self.resumes and resumed_stop is not None
+        following, resumes = self.epoch, self.resumes and resumed_stop is not None
         entry = self._entry(group)
         if entry[_GROUP] != group:
             stop = resumed_stop if resumes and resumed_stop is not None else following + length
             self._write(group, number, stop, resumes)
-            self.next, self.resumes = stop, False
+            self.epoch, self.resumes = stop, False
             entry = self._entry(group)
         _, first, stop, resumed = entry
         # `stop` is where iteration `first` ends and the next one begins.
@@ -89,7 +90,7 @@ class Epochs:
     def join(self, group: int, number: int, following: int, length: int) -> None:
         """A group's iteration `number` goes on elsewhere; `following` is the epoch after it."""
         self._write(group, number, following, False)
-        self.next = following
+        self.epoch = following
 
     def _entry(self, group: int) -> list[int]:
         start = _TABLE + 4 * (group % _GROUPS)

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from ...catalog import Version
 from ...errors import LoaderError
 from ...keywords import reject_unknown, shown
 
 _INTEGERS = ("seed", "first_epoch", "epoch", "stop_epoch", "rows", "block", "window")
+
+
+class Start(Protocol):
+    """What the iteration begins with that begins next."""
+
+    seed: int
+    epoch: int
+
+
+@dataclass
+class StartHere:
+    """The same for a loader that shares it with no other process."""
+
+    seed: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
