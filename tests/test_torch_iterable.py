@@ -204,6 +204,25 @@ def test_ranks_that_have_not_met_cannot_fix_one(
     assert len(rows_of(batches_of(dataset, num_workers=1))) == 13
 
 
+def test_ranks_that_meet_after_rows_were_read_read_what_they_agree_on(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = config(folder)
+    save(the_config, make(range(20)))
+    dataset = IterableDataset(the_config, batch_size=8)
+    assert [n for b in rows_of(dataset) for n in b] == [*range(20)]
+    save(the_config, make(range(20, 30)))
+    monkeypatch.setattr("storage_loader.torch.distributed.group", lambda: (0, 2))
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "storage_loader.torch.distributed._broadcast", lambda value: asked.append(value) or value
+    )
+    dataset.open()
+    expected = epochs(the_config, 1, batch_size=8, rank=0, world_size=2)
+    assert rows_of(dataset) == expected[0]
+    assert len(asked) == 1
+
+
 def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
     for name, value in (("num_workers", 2), ("device", "cpu")):
         with pytest.raises(ConfigError, match=f"^{name}: torch's DataLoader does that"):

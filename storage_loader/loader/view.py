@@ -57,7 +57,8 @@ class View:
         self._verify = flag("verify", verify)
         self._cache_dir = cache_dir
         self._cache_size = cache_size
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Snapshot | None = None  # which a forked child has, too
+        self._pinned: PerProcess[Snapshot] = PerProcess()
         self._process_source: PerProcess[Source] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
         self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
@@ -68,11 +69,20 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
-            peers = self._feed.peers() if self._wanted_version is None else None
-            if peers is not None:
-                self._wanted_version = peers.newest_version(self.config)
-            self._snapshot = self._checked(self._catalog.snapshot(self._wanted_version))
+            self._snapshot = self._pinned.get(self._pin)
         return self._snapshot
+
+    def _pin(self) -> Snapshot:
+        """In one thread: who comes meanwhile waits, and reads the same."""
+        peers = self._feed.peers() if self._wanted_version is None else None
+        if peers is not None:
+            self._wanted_version = peers.newest_version(self.config)
+        return self._checked(self._catalog.snapshot(self._wanted_version))
+
+    def _unpin(self) -> None:
+        """Fix the version anew at next use."""
+        self._snapshot = None
+        self._pinned, self._process_source = PerProcess(), PerProcess()
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""

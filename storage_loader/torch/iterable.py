@@ -21,6 +21,7 @@ from ..loader.order import Shuffle
 from ..loader.order.partition import LastBatch
 from ..loader.order.state import State
 from ..loader.view import Transform
+from ..process import PerProcess
 from . import distributed
 from .adapters import DataLoader
 from .epochs import Epochs
@@ -96,6 +97,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         super().__init__(**handed_on(locals(), DataLoader))
         self._feed = replace(self._feed, ranks=distributed.Inherited().ranks, share=_share)
         self._next = self._shared = Epochs(self._next.seed)
+        self._met: PerProcess[None] = PerProcess()
         self._number = 0  # iterations in this process
         self._stop_epoch: int | None = None  # of the one begun last
         self._is_over: bool | None = None  # what the state that a worker was given says of it
@@ -114,9 +116,14 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
                     "initialised and before torch starts workers, which cannot agree on a version"
                 )
             if shared:
-                self._is_provisional = False
-                self._snapshot = self._order = None
+                self._met.get(self._meet)
         return super().open()
+
+    def _meet(self) -> None:
+        """In one thread: the ranks then agree on a version once."""
+        self._unpin()
+        self._order = None
+        self._is_provisional = False
 
     def set_epoch(self, epoch: int) -> None:
         # Accelerate calls this as an iteration begins, on every rank: all raise, and none waits.
