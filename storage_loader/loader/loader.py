@@ -14,7 +14,7 @@ from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag, whole_repr
 from .feed import nobody
 from .iteration import Iteration, Reader
-from .order import Order, Shuffle
+from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
 from .order.partition import LastBatch, Partition
 from .order.state import Start, StartHere, State
@@ -277,6 +277,7 @@ class DataLoader(View):
     def _start_state(self, epoch: int) -> State:
         """Of an iteration that begins with `epoch`."""
         return State(
+            order=ARITHMETIC,
             dataset=self.config.dataset_prefix,
             version=self.version.text,
             **_names_of(*self._ordered()),
