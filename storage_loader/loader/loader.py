@@ -155,7 +155,7 @@ class DataLoader(View):
 
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
-        self._next.epoch = whole("epoch", epoch, 0)
+        self._next.set(epoch=whole("epoch", epoch, 0))
         self._latest = None
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
@@ -204,8 +204,7 @@ class DataLoader(View):
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
         self._ordered()  # what cannot follow is an error now, not at the end of the epoch
-        self._next.seed = loaded.seed
-        self._next.epoch = loaded.epoch
+        self._next.set(epoch=loaded.epoch, seed=loaded.seed)
         # One reader of several that take turns does not know how far the others had come.
         if loaded.has_begun or self._feed.share() is not None:
             self._resume = loaded, self._reading(snapshot)
@@ -230,7 +229,7 @@ class DataLoader(View):
         """Begin an iteration now, from the loaded state if there is one."""
         state, loader = self._resume or (self._start_state(self._next.epoch), self)
         self._resume = None
-        self._next.epoch = state.stop_epoch
+        self._next.set(epoch=state.stop_epoch)
         self._begun = self._latest = iteration = Iteration(state)
         return self._run(iteration, loader)
 

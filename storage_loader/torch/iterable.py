@@ -175,7 +175,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
 
     def _begin(self) -> Generator[Any, None, None]:
         self._drop_resumed()
-        self._shared.resumes = False
+        self._shared.set(resumes=False)
         batches = super()._begin()
         self._stop_epoch = self._shared.epoch
         return batches
@@ -199,11 +199,11 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         if is_over is not None:
             assert loaded is not None
             following = loaded.epoch if is_over else loaded.stop_epoch
-            self._shared.join(group, number, following, self._settings.epochs)
+            self._shared.join(group, number, following)
             if not is_over:
                 return resumed
             self._latest, self._stop_epoch = Iteration(loaded), loaded.epoch
-            self._shared.epoch = loaded.epoch
+            self._shared.set(epoch=loaded.epoch)
             return None
         epoch, resumes = self._shared.begin(
             group, number, None if loaded is None else loaded.stop_epoch, self._settings.epochs

@@ -17,8 +17,14 @@ _INTEGERS = ("order", "seed", "first_epoch", "epoch", "stop_epoch", "rows", "blo
 class Start(Protocol):
     """What the iteration begins with that begins next."""
 
-    seed: int
-    epoch: int
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def set(self, *, epoch: int, seed: int | None = None) -> None:
+        """Those that are given, at once."""
 
 
 @dataclass
@@ -27,6 +33,10 @@ class StartHere:
 
     seed: int
     epoch: int = 0
+
+    def set(self, *, epoch: int, seed: int | None = None) -> None:
+        """See `Start`."""
+        self.epoch, self.seed = epoch, self.seed if seed is None else seed
 
 
 @dataclass(frozen=True)
