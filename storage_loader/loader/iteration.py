@@ -4,7 +4,7 @@ chunks of rows made ready (`due_batches`), by threads ahead of use
 -> arrays of a batch (`read_batches`)
 -> the user's batch (`_batch`), here, in threads ahead or in worker processes
 -> on its way to a device, where there is one (`feed.ring`)
--> received or placed (`Reader.batches`), counted, given (`Iteration.run`)
+-> received or placed, counted, given (`Iteration.run`)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ..process import PerProcess
 from .feed import Ring
@@ -33,17 +33,16 @@ from .view import View, one_row
 
 T = TypeVar("T")
 
+Made = tuple[int, Rows, Any]  # a finished batch, with its number and its rows' numbers
 Timed = tuple[T, float, float]  # with the moments when its rows were ready and gathered
 
 _AHEAD = 1  # batches placed beyond the one in use
 
 
-class Made(NamedTuple):
-    """A finished batch."""
+class Last:
+    """The iteration of a loader that began or gave a batch last."""
 
-    number: int
-    rows: Rows  # numbers in the dataset
-    batch: Any
+    iteration: Iteration | None = None
 
 
 class Iteration:
@@ -70,7 +69,7 @@ class Iteration:
         meter = self._meter.peek()
         return Stats() if meter is None else meter.stats()
 
-    def run(self, reader: Reader) -> Generator[Any, None, None]:
+    def run(self, reader: Reader, last: Last) -> Generator[Any, None, None]:
         """The batches, as the user gets them."""
         meter, state = self._meter.get(Meter), self._begun
         meter.begin(reader.view.schema.row_nbytes, reader.view._counter)
@@ -80,6 +79,7 @@ class Iteration:
                 with closing(reader.batches(epoch, meter)) as batches:
                     for number, rows, batch in batches:
                         self._given = state, epoch.partition, number
+                        last.iteration = self
                         meter.give(len(rows))
                         yield batch
                         meter.waits()
@@ -110,19 +110,10 @@ class Reader:
         feed = self.view._feed
         ring = None if feed.ring is None else feed.ring()
         made = self._worked if self.settings.num_workers else self._gathered
-        try:
-            with closing(made(epoch, meter, ring)) as batches:
-                if ring is not None:
-                    for number, rows, sent in batches:
-                        yield Made(number, rows, ring.receive(sent))
-                elif (place := feed.place) is not None:
-                    placed = (Made(n, rows, place(batch, rows)) for n, rows, batch in batches)
-                    yield from _taken_ahead(placed) if feed.places_ahead() else placed
-                else:
-                    yield from batches
-        finally:
-            if ring is not None:
-                ring.clear()
+        batches = made(epoch, meter, ring)
+        if ring is not None:
+            return _received(batches, ring)
+        return batches if feed.place is None else _placed(batches, feed.place, feed.places_ahead())
 
     def _gathered(
         self, epoch: Epoch, meter: Meter, ring: Ring | None
@@ -135,7 +126,7 @@ class Reader:
             batch = _batch(view, self.settings, read)
             if ring is not None:
                 batch = ring.send(batch, read.memory)
-            made = Made(read.number, read.rows, batch)
+            made = read.number, read.rows, batch
             return made, ready, gathered if transforms else float("inf")
 
         stop = threading.Event()
@@ -173,7 +164,7 @@ class Reader:
             if ring is None:
                 yield from batches
                 return
-            ahead = Ahead(batches, lambda m: m._replace(batch=ring.send(m.batch, None)), threads=1)
+            ahead = Ahead(batches, lambda m: (*m[:2], ring.send(m[2], None)), threads=1)
             with closing(ahead.results()) as results:
                 yield from results
 
@@ -187,7 +178,7 @@ class Reader:
             with self.pool.workers(job, self.settings.num_workers) as workers:
                 for one, (batch, traffic) in workers.map(tasks):
                     meter.add_traffic(traffic)
-                    yield Made(one.first, one.rows[0], batch)
+                    yield one.first, one.rows[0], batch
 
     def _due(self, epoch: Epoch, stop: threading.Event) -> Generator[Due, None, None]:
         return due_batches(
@@ -198,6 +189,23 @@ class Reader:
             prefetch=self.settings.prefetch,
             threads=self.settings.threads,
         )
+
+
+def _received(batches: Generator[Made, None, None], ring: Ring) -> Generator[Made, None, None]:
+    try:
+        with closing(batches):
+            for number, rows, sent in batches:
+                yield number, rows, ring.receive(sent)
+    finally:
+        ring.clear()
+
+
+def _placed(
+    batches: Generator[Made, None, None], place: Callable[[Any, Rows], Any], ahead: bool
+) -> Generator[Made, None, None]:
+    with closing(batches):
+        placed = ((n, rows, place(batch, rows)) for n, rows, batch in batches)
+        yield from _taken_ahead(placed) if ahead else placed
 
 
 def _make(view: View, settings: Settings, due: Due) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, flag, whole_repr
 from .feed import nobody
-from .iteration import Iteration, Reader
+from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
 from .order.partition import LastBatch, Partition
@@ -130,7 +129,7 @@ class DataLoader(View):
         self._pool = Pool()
         self._memory = None if self._feed.memory is None else self._feed.memory()
         self._begun: Iteration | None = None  # the last one
-        self._latest: Iteration | None = None  # that began or gave a batch last
+        self._last = Last()
         # A loaded state, which the next iteration goes on from, and what reads that one.
         self._resume: tuple[State, DataLoader] | None = None
         self._order: tuple[int, Order, Subset] | None = None  # and the seed it was made with
@@ -156,7 +155,7 @@ class DataLoader(View):
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
         self._next.set(epoch=whole("epoch", epoch, 0))
-        self._latest = None
+        self._last.iteration = None
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
 
@@ -172,8 +171,8 @@ class DataLoader(View):
         """
         if self._resume is not None:
             state, _ = self._resume
-        elif self._latest is not None:
-            state = self._latest.state(self._start_state)
+        elif self._last.iteration is not None:
+            state = self._last.iteration.state(self._start_state)
         else:
             state = self._start_state(self._next.epoch)
         return state.to_dict()
@@ -214,7 +213,7 @@ class DataLoader(View):
     def __iter__(self) -> Iterator[Any]:
         if not self._feed.is_lazy:
             return self._begin()
-        self._latest = None
+        self._last.iteration = None
         return self._begin_late()
 
     @property
@@ -230,16 +229,10 @@ class DataLoader(View):
         state, loader = self._resume or (self._start_state(self._next.epoch), self)
         self._resume = None
         self._next.set(epoch=state.stop_epoch)
-        self._begun = self._latest = iteration = Iteration(state)
-        return self._run(iteration, loader)
-
-    def _run(self, iteration: Iteration, loader: DataLoader) -> Generator[Any, None, None]:
-        """The iteration's batches, read at the version of `loader`."""
+        self._begun = self._last.iteration = Iteration(state)
+        # What is read, and by which workers, is the version's; all else is the same.
         reader = Reader(loader, self._settings, loader._memory, loader._pool, loader._epoch_of)
-        with closing(iteration.run(reader)) as batches:
-            for batch in batches:
-                self._latest = iteration
-                yield batch
+        return self._begun.run(reader, self._last)
 
     def _reading(self: L, snapshot: Snapshot) -> L:
         other = super()._reading(snapshot)

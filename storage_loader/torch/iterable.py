@@ -143,7 +143,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         if share is None:
             self._drop_resumed()
             if self._stop_epoch != self._shared.epoch:  # workers have gone on since
-                self._latest = None
+                self._last.iteration = None
         state = super().state_dict()
         if share is None:
             return state
@@ -202,7 +202,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
             self._shared.join(group, number, following)
             if not is_over:
                 return resumed
-            self._latest, self._stop_epoch = Iteration(loaded), loaded.epoch
+            self._last.iteration, self._stop_epoch = Iteration(loaded), loaded.epoch
             self._shared.set(epoch=loaded.epoch)
             return None
         epoch, resumes = self._shared.begin(
