@@ -39,6 +39,7 @@ Timed = tuple[T, float, float]  # with the moments when its rows were ready and 
 _AHEAD = 1  # batches placed beyond the one in use
 
 
+@dataclass
 class Last:
     """The iteration of a loader that began or gave a batch last."""
 

@@ -154,7 +154,7 @@ class DataLoader(View):
 
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
-        self._next.set(epoch=whole("epoch", epoch, 0))
+        self._next = self._next.set(epoch=whole("epoch", epoch, 0))
         self._last.iteration = None
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
@@ -203,7 +203,7 @@ class DataLoader(View):
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
         self._ordered()  # what cannot follow is an error now, not at the end of the epoch
-        self._next.set(epoch=loaded.epoch, seed=loaded.seed)
+        self._next = self._next.set(epoch=loaded.epoch, seed=loaded.seed)
         # One reader of several that take turns does not know how far the others had come.
         if loaded.has_begun or self._feed.share() is not None:
             self._resume = loaded, self._reading(snapshot)
@@ -228,7 +228,7 @@ class DataLoader(View):
         """Begin an iteration now, from the loaded state if there is one."""
         state, loader = self._resume or (self._start_state(self._next.epoch), self)
         self._resume = None
-        self._next.set(epoch=state.stop_epoch)
+        self._next = self._next.set(epoch=state.stop_epoch)
         self._begun = self._last.iteration = Iteration(state)
         # What is read, and by which workers, is the version's; all else is the same.
         reader = Reader(loader, self._settings, loader._memory, loader._pool, loader._epoch_of)
@@ -279,6 +279,9 @@ class DataLoader(View):
             stop_epoch=epoch + self._settings.epochs,
             rows=0,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_last": Last(self._last.iteration)}  # a copy has its own
 
     @whole_repr
     def __repr__(self) -> str:

@@ -54,11 +54,12 @@ class Epochs:
 
     def set(
         self, *, epoch: int | None = None, resumes: bool | None = None, seed: int | None = None
-    ) -> None:
-        """Those that are given, at once."""
+    ) -> Epochs:
+        """Those that are given, at once; gives itself."""
         before = self._start()
         now = [a if b is None else b for a, b in zip(before, (epoch, resumes, seed), strict=True)]
         self._write_start(*now)
+        return self
 
     def start(self, epoch: int, *, resumes: bool) -> None:
         """Begin anew with this epoch, for all that begin from now on."""

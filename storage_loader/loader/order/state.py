@@ -23,20 +23,20 @@ class Start(Protocol):
     @property
     def epoch(self) -> int: ...
 
-    def set(self, *, epoch: int, seed: int | None = None) -> None:
-        """Those that are given, at once."""
+    def set(self, *, epoch: int, seed: int | None = None) -> Start:
+        """Those that are given, at once; gives what holds them."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StartHere:
     """The same for a loader that shares it with no other process."""
 
     seed: int
     epoch: int = 0
 
-    def set(self, *, epoch: int, seed: int | None = None) -> None:
+    def set(self, *, epoch: int, seed: int | None = None) -> StartHere:
         """See `Start`."""
-        self.epoch, self.seed = epoch, self.seed if seed is None else seed
+        return StartHere(self.seed if seed is None else seed, epoch)
 
 
 @dataclass(frozen=True)
