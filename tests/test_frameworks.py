@@ -160,6 +160,22 @@ def test_no_keyword_is_forgotten(kind: Any, base: Any, own: Any, other: Any) -> 
 
 
 @by_name
+def test_a_framework_adds_a_feed_and_overrides_nothing_private(
+    kind: Any, base: Any, own: Any, other: Any
+) -> None:
+    """One path of a batch: a framework gives values to it, see `storage_loader.loader.feed`."""
+    inherited = {name for each in base.__mro__[:-1] for name in vars(each)}
+    overridden = {
+        name
+        for each in kind.__mro__
+        if each.__module__.startswith("storage_loader") and not issubclass(base, each)
+        for name in vars(each).keys() & inherited
+        if name.startswith("_") and not name.startswith("__")
+    }
+    assert overridden == {"_feed"}
+
+
+@by_name
 def test_each_keyword_comes_to_the_base(
     the_config: DataConfig, kind: Any, base: Any, own: Any, other: Any
 ) -> None:

@@ -166,19 +166,20 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if _share() is None:
-            return super().__iter__()
+            self._last.iteration = None
+            return self._begun_here()
         resumed = self._begin_in_worker()
         if resumed is None:
             return iter(())
         self._resume, self._stop_epoch = resumed, resumed[0].stop_epoch
-        return super()._begin()  # now, before another iteration begins
+        return self._begin()  # now, before another iteration begins
 
-    def _begin(self) -> Generator[Any, None, None]:
+    def _begun_here(self) -> Generator[Any, None, None]:
         self._drop_resumed()
         self._shared.set(resumes=False)
-        batches = super()._begin()
+        batches = self._begin()
         self._stop_epoch = self._shared.epoch
-        return batches
+        yield from batches
 
     def _drop_resumed(self) -> None:
         """Forget a state from which workers went on."""
