@@ -10,8 +10,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
 from .errors import ConfigError, UnknownNameError
 
 P = ParamSpec("P")
@@ -165,13 +163,6 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def whole(name: str, value: object, least: int) -> int:
-    """The whole number itself; `ConfigError` for anything else, and below `least`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} {shown(value)}: a whole number from {least} up")
-    return int(value)
-
-
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of an error message: the nearest valid name, else all of them."""
     valid = sorted(valid)
@@ -187,26 +178,20 @@ def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     Python's own TypeError names the keyword, but not the one that was meant.
     """
-    return checked_settings()(function)
+    valid = set(inspect.signature(function).parameters) - {"self"}
+    what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        reject_unknown(kwargs, valid, what=what)
+        return function(*args, **kwargs)
+
+    return call
 
 
-def checked_settings(
-    *takers: Callable[..., object],
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same for a function that hands its `**` keywords on to `takers`: theirs are valid too."""
+def handed_on(given: Mapping[str, Any], taker: type) -> dict[str, Any]:
+    """Of a constructor's `locals()`, the keywords that `taker` takes too.
 
-    def checked(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = [
-            p for each in (function, *takers) for p in inspect.signature(each).parameters.values()
-        ]
-        valid = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - {"self"}
-        what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            reject_unknown(kwargs, valid, what=what)
-            return function(*args, **kwargs)
-
-        return call
-
-    return checked
+    For a constructor that repeats another one's keywords, so that editors know them.
+    """
+    return {name: given[name] for name in inspect.signature(taker).parameters if name in given}

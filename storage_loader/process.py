@@ -17,7 +17,7 @@ class PerProcess(Generic[T]):
 
     Its maker may wait for other threads that make other ones. What makes it is not kept: an
     owner's own method would tie owner and value in a cycle, and files or processes would stay
-    open until a garbage collection.
+    open until a garbage collection. Pickled or copied, it is one that nothing was made of yet.
     """
 
     def __init__(self) -> None:
@@ -39,6 +39,9 @@ class PerProcess(Generic[T]):
         """The value of this process, or None where none was made."""
         held = self._held
         return held[1] if held is not None and held[0] == os.getpid() else None
+
+    def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
+        return type(self), ()
 
 
 class cached_property(Generic[T]):  # as functools' own

@@ -17,8 +17,41 @@ import numpy as np
 
 from . import loader
 from .errors import ConfigError, LoaderError
-from .loader.fill.memory import ALIGNMENT, AlignedMemory, Memory
+from .loader.feed import Feed
+from .loader.fill.memory import ALIGNMENT, AlignedMemory
 from .loader.fill.parts import Array
+
+
+def as_tensor(array: Array) -> tf.Tensor:
+    """A tensor of the array's dtype, on its own memory if that begins on a 64-byte boundary.
+
+    It must not be written to from then on: TensorFlow takes tensors to be constant.
+    """
+    if array.ctypes.data % ALIGNMENT or not (array.flags.writeable and array.flags.c_contiguous):
+        aligned = AlignedMemory().empty(array.nbytes).view(array.dtype).reshape(array.shape)
+        aligned[...] = array
+        array = aligned
+    if array.dtype == ml_dtypes.bfloat16:
+        return tf.bitcast(as_tensor(array.view(np.uint16)), tf.bfloat16)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _as_tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: as_tensor(array) for name, array in arrays.items()}
+
+
+def _reduce_tensor(value: Any) -> Any:
+    """A pickler's `reducer_override`: tensors go as arrays, whose memory is not copied."""
+    if not isinstance(value, tf.Tensor) or not (value.dtype.is_numeric or value.dtype.is_bool):
+        return NotImplemented
+    array = value.numpy()
+    if value.dtype == tf.bfloat16:
+        return _bfloat16, (array.view(np.uint16),)
+    return as_tensor, (array,)
+
+
+def _bfloat16(array: Array) -> tf.Tensor:
+    return as_tensor(array.view(ml_dtypes.bfloat16))
 
 
 class DataLoader(loader.DataLoader):
@@ -27,7 +60,7 @@ class DataLoader(loader.DataLoader):
     Tensors lie in the host's memory, where the rows were gathered: nothing is copied again.
     """
 
-    _memory: AlignedMemory | None = None
+    _feed = Feed(convert=_as_tensors, reduce=_reduce_tensor, memory=AlignedMemory)
 
     def as_dataset(self, element_spec: Any = None) -> tf.data.Dataset:
         """A `tf.data.Dataset` of the batches; each of its iterators runs the next epoch.
@@ -72,8 +105,8 @@ class DataLoader(loader.DataLoader):
                 "transform out and use as_dataset().map"
             )
         kinds = {a.name: (a.dtype, a.shape) for a in self.schema}
-        kinds |= {name: kind for name, kind in _EXTRAS.items() if name in self._extras}
-        axis = () if self._single_rows else (self._rows_of_a_batch(),)
+        kinds |= {name: kind for name, kind in _EXTRAS.items() if name in self._settings.extras}
+        axis = () if self._settings.batch_size is None else (self._rows_of_a_batch(),)
         spec = {
             name: tf.TensorSpec((*axis, *shape), dtype) for name, (dtype, shape) in kinds.items()
         }
@@ -86,35 +119,11 @@ class DataLoader(loader.DataLoader):
             state, reader = self._resume
             partitions.append(reader._partition(state.rows))
         beyond = {n % p.global_size for p in partitions for n in (p.num_rows, p.start)}
-        return None if self._last_batch == "partial" and beyond != {0} else self._batch_size
-
-    def _new_memory(self) -> Memory:
-        if self._memory is None:
-            self._memory = AlignedMemory()
-        return self._memory
-
-    def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        return {name: as_tensor(array) for name, array in arrays.items()}
-
-    def _reduce(self, value: Any) -> Any:
-        return _reduce_tensor(value)
+        is_smaller = self._settings.last_batch == "partial" and beyond != {0}
+        return None if is_smaller else self._settings.batch_size
 
 
 _EXTRAS: dict[str, tuple[str, tuple[()]]] = {"row": ("int64", ()), "valid": ("bool", ())}
-
-
-def as_tensor(array: Array) -> tf.Tensor:
-    """A tensor of the array's dtype, on its own memory if that begins on a 64-byte boundary.
-
-    It must not be written to from then on: TensorFlow takes tensors to be constant.
-    """
-    if array.ctypes.data % ALIGNMENT or not (array.flags.writeable and array.flags.c_contiguous):
-        aligned = AlignedMemory().empty(array.nbytes).view(array.dtype).reshape(array.shape)
-        aligned[...] = array
-        array = aligned
-    if array.dtype == ml_dtypes.bfloat16:
-        return tf.bitcast(as_tensor(array.view(np.uint16)), tf.bfloat16)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _array_of(tensor: Any, spec: tf.TensorSpec) -> Array:
@@ -123,20 +132,6 @@ def _array_of(tensor: Any, spec: tf.TensorSpec) -> Array:
     if array.dtype != spec.dtype.as_numpy_dtype:
         raise LoaderError(f"element_spec has {spec.dtype.name}, transform gave {array.dtype}")
     return array
-
-
-def _reduce_tensor(value: Any) -> Any:
-    """A pickler's `reducer_override`: tensors go as arrays, whose memory is not copied."""
-    if not isinstance(value, tf.Tensor) or not (value.dtype.is_numeric or value.dtype.is_bool):
-        return NotImplemented
-    array = value.numpy()
-    if value.dtype == tf.bfloat16:
-        return _bfloat16, (array.view(np.uint16),)
-    return as_tensor, (array,)
-
-
-def _bfloat16(array: Array) -> tf.Tensor:
-    return as_tensor(array.view(ml_dtypes.bfloat16))
 
 
 __all__ = ["DataLoader", "as_tensor"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier, Event
@@ -14,7 +15,7 @@ import pytest
 from faulty import Call, watch
 from rows import ATTRIBUTES, config, in_batches, make, numbers_of, stored
 
-from storage_loader import Attribute, DataConfig, DataSaver, Dataset, save
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import DatasetNotFoundError
@@ -126,6 +127,50 @@ def test_of_refreshes_by_many_processes_a_reader_always_sees_one_whole(
             process.join(200)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(stored(the_config)) == 10
+
+
+# Threads of one reader
+
+
+@pytest.mark.parametrize("kind", [Dataset, DataLoader])
+def test_threads_that_use_it_first_while_someone_commits_fix_one_version(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """One thread has seen the old version and fixed none; another one looks after a commit."""
+    the_config = config(folder)
+    save(the_config, make(range(20)))
+    looked, told = threading.Event(), threading.Event()
+    snapshot = Catalog.snapshot
+
+    def slowly(catalog: Catalog, version: Any = None) -> Any:
+        found = snapshot(catalog, version)
+        if threading.current_thread() is reader:
+            looked.set()
+            told.wait(1)  # for the other one, which may well wait for us
+        return found
+
+    def read() -> None:
+        parts = [one[:]] if kind is Dataset else one
+        seen.extend(number for part in parts for number in numbers_of(part))
+
+    def tell() -> None:
+        versions.append(one.version)
+        told.set()
+
+    monkeypatch.setattr(Catalog, "snapshot", slowly)
+    one = kind(the_config) if kind is Dataset else kind(the_config, batch_size=7)
+    seen: list[int] = []
+    versions: list[Any] = []
+    reader, teller = threading.Thread(target=read), threading.Thread(target=tell)
+    reader.start()
+    assert looked.wait(100)
+    save(the_config, make(range(20, 30)))
+    teller.start()
+    for thread in (reader, teller):
+        thread.join(100)
+    assert versions == [one.version]
+    assert seen == numbers_of(Dataset(the_config, version=versions[0])[:])
+    assert len(seen) == one.num_rows
 
 
 # Killed

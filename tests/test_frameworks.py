@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from itertools import permutations
@@ -14,6 +15,7 @@ from rows import ROW, make, numbers_of
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, DataSaver
+from storage_loader.errors import StorageLoaderError, UnknownNameError
 from storage_loader.schema import DTYPES
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -120,3 +122,78 @@ def test_a_state_of_one_framework_goes_on_in_another(the_config: DataConfig) -> 
         resumed.load_state_dict(state)
         rest = [row for b in batches(then, resumed) for row in numbers_of(b, ATTRIBUTES)]
         assert given + rest == expected, (first, then)
+
+
+# What is repeated for editors: the keywords of the base, in each adapter's own signature
+
+ADAPTERS: list[tuple[Any, Any, set[str], dict[str, Any]]] = [
+    # the adapter, whose keywords it takes, which it adds, which it leaves out or changes
+    (storage_loader.torch.DataLoader, storage_loader.DataLoader, {"device"}, {}),
+    (storage_loader.jax.DataLoader, storage_loader.DataLoader, {"sharding"}, {}),
+    (storage_loader.tensorflow.DataLoader, storage_loader.DataLoader, set(), {}),
+    (storage_loader.torch.Dataset, storage_loader.Dataset, set(), {}),
+    (
+        storage_loader.torch.IterableDataset,
+        storage_loader.DataLoader,
+        set(),
+        {"num_workers": None, "batch_size": None},
+    ),
+]
+by_name = pytest.mark.parametrize(
+    ("kind", "base", "own", "other"), ADAPTERS, ids=lambda value: getattr(value, "__module__", "")
+)
+
+
+def keywords(kind: Any) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(kind).parameters)
+
+
+@by_name
+def test_no_keyword_is_forgotten(kind: Any, base: Any, own: Any, other: Any) -> None:
+    theirs, ours = keywords(kind), keywords(base)
+    assert {p.kind for p in theirs.values()} == {p.kind for p in ours.values()}
+    assert not {p.VAR_KEYWORD for p in theirs.values()} & {p.kind for p in theirs.values()}
+    assert theirs.keys() - ours.keys() == own
+    assert ours.keys() - theirs.keys() == other.keys() - {"batch_size"}
+    for name in theirs.keys() & ours.keys() - other.keys():
+        assert theirs[name] == ours[name]  # its default and its type, too
+
+
+@by_name
+def test_a_framework_adds_a_feed_and_overrides_nothing_private(
+    kind: Any, base: Any, own: Any, other: Any
+) -> None:
+    """One path of a batch: a framework gives values to it, see `storage_loader.loader.feed`."""
+    inherited = {name for each in base.__mro__[:-1] for name in vars(each)}
+    overridden = {
+        name
+        for each in kind.__mro__
+        if each.__module__.startswith("storage_loader") and not issubclass(base, each)
+        for name in vars(each).keys() & inherited
+        if name.startswith("_") and not name.startswith("__")
+    }
+    assert overridden == {"_feed"}
+
+
+@by_name
+def test_each_keyword_comes_to_the_base(
+    the_config: DataConfig, kind: Any, base: Any, own: Any, other: Any
+) -> None:
+    def outcome(of: Any, name: str) -> str:
+        """What comes of a value that means nothing."""
+        try:
+            return str(len(of(the_config, **{name: 2.5j})))
+        except (StorageLoaderError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    for name in keywords(kind).keys() & keywords(base).keys() - {"config"}:
+        assert outcome(kind, name) == outcome(base, name)
+        assert outcome(kind, name) != str(COUNT), name
+
+
+@by_name
+def test_the_nearest_keyword_is_named(
+    the_config: DataConfig, kind: Any, base: Any, own: Any, other: Any
+) -> None:
+    with pytest.raises(UnknownNameError, match="keyword 'verfy'; did you mean 'verify'"):
+        kind(the_config, verfy=True)

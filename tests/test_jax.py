@@ -25,8 +25,8 @@ jax = pytest.importorskip("jax")
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from storage_loader.jax import DataLoader, alike  # noqa: E402
-from storage_loader.jax.adapters import _taken_ahead  # noqa: E402
 from storage_loader.jax.placing import Placing  # noqa: E402
+from storage_loader.loader.iteration import _taken_ahead  # noqa: E402
 
 COUNT = 103
 NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -259,8 +259,11 @@ def test_shapes_without_end_are_not_all_remembered(memory: dict[str, str]) -> No
         the_config, batch_size=1, transform=lambda b: {ROW: np.repeat(b[ROW], next(sizes))}
     )
     assert [batch[ROW].tolist() for batch in loader] == [[i] * (i + 1) for i in range(200)]
-    assert loader._placing._one is not None
-    assert 0 < len(loader._placing._one._kinds) <= 64
+    placing = Placing(None)
+    for size in range(1, 201):
+        assert placing.place({ROW: np.zeros(size, np.float32)})[ROW].shape == (size,)
+    assert placing._one is not None
+    assert 0 < len(placing._one._kinds) <= 64
 
 
 def test_settings_that_change_between_batches_count(memory: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from storage_loader.errors import ConfigError, StorageLoaderError, UnknownNameEr
 from storage_loader.keywords import (
     _MEANT,
     checked_keywords,
-    checked_settings,
+    handed_on,
     nearest,
     reject_unknown,
 )
@@ -30,17 +30,20 @@ class Brush:
         self.width = width
 
 
-@checked_settings(paint)
-def frame(*, glass: bool = True, **settings: int) -> tuple[str, int]:
-    """A function that hands on what is not its own."""
-    return paint("red", **settings)
+class Frame(Brush):
+    """Repeats the keywords of what it hands them on to."""
+
+    @checked_keywords
+    def __init__(self, width: int = 1, *, glass: bool = True) -> None:
+        super().__init__(**handed_on(locals(), Brush))
+        self.glass = glass
 
 
 def test_known_keywords_pass() -> None:
     assert paint("red", width=2) == ("red", 2)
     assert paint(color="red") == ("red", 1)
     assert Brush(width=3).width == 3
-    assert frame(glass=False, width=2) == ("red", 2)
+    assert vars(Frame(glass=False, width=2)) == {"width": 2, "glass": False}
     assert paint.__name__ == "paint"
     assert list(inspect.signature(paint).parameters) == ["color", "width"]
 
@@ -51,12 +54,9 @@ def test_known_keywords_pass() -> None:
         (lambda: paint("red", widht=2), "unknown paint keyword 'widht'; did you mean 'width'?"),
         (lambda: paint(colour="red"), "unknown paint keyword 'colour'; did you mean 'color'?"),
         (lambda: paint("x", zzz=1), "unknown paint keyword 'zzz'; valid: 'color', 'width'"),
-        (lambda: frame(widht=2), "unknown frame keyword 'widht'; did you mean 'width'?"),
-        (lambda: frame(gloss=2), "unknown frame keyword 'gloss'; did you mean 'glass'?"),
-        (
-            lambda: frame(settings=2),
-            "unknown frame keyword 'settings'; valid: 'color', 'glass', 'width'",
-        ),
+        (lambda: Frame(widht=2), "unknown Frame keyword 'widht'; did you mean 'width'?"),
+        (lambda: Frame(gloss=2), "unknown Frame keyword 'gloss'; did you mean 'glass'?"),
+        (lambda: Frame(settings=2), "unknown Frame keyword 'settings'; valid: 'glass', 'width'"),
         (lambda: Brush(wdth=1), "unknown Brush keyword 'wdth'; did you mean 'width'?"),
         (lambda: Brush(self=1), "unknown Brush keyword 'self'; valid: 'width'"),
     ],

@@ -48,10 +48,13 @@ ROOMS = {
         "fetch": 2,
         "run": 3,
         "peers": 3,
-        "view": 4,
-        "dataset": 5,
-        "loader": 5,
-        "split": 5,
+        "settings": 3,
+        "split": 3,
+        "feed": 4,
+        "view": 5,
+        "dataset": 6,
+        "iteration": 6,
+        "loader": 7,
     },
 }
 

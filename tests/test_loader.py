@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 import time
@@ -359,6 +360,21 @@ def test_wrong_arguments(hundred: DataConfig) -> None:
         DataLoader(hundred, batchsize=4)  # type: ignore[call-arg]
     with pytest.raises(SchemaError, match=r"^no attribute 'imgae'; did you mean 'image'\?$"):
         len(DataLoader(hundred, attributes=["imgae"]))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_counts_its_own_epochs(hundred: DataConfig, copied: Any) -> None:
+    loader = DataLoader(hundred, batch_size=30, shuffle=True)
+    expected = numbers(DataLoader(hundred, batch_size=30, shuffle=True))
+    other = copied(loader)
+    assert numbers(loader) == expected
+    assert loader.state_dict()["epoch"] == 1
+    assert other.state_dict()["epoch"] == 0
+    next(iter(other))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["rows"]) == (1, 0)
+    assert (other.state_dict()["epoch"], other.state_dict()["rows"]) == (0, 30)
+    other.set_epoch(0)
+    assert numbers(other) == expected
 
 
 def test_numpy_integers_are_numbers(hundred: DataConfig) -> None:

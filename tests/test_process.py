@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +77,15 @@ def test_one_may_be_made_from_another() -> None:
     inner: PerProcess[int] = PerProcess()
     outer: PerProcess[int] = PerProcess()
     assert outer.get(lambda: inner.get(lambda: 1) + 1) == 2
+
+
+def test_a_pickled_one_is_still_to_be_made() -> None:
+    value: PerProcess[object] = PerProcess()
+    value.get(threading.Lock)
+    for other in (pickle.loads(pickle.dumps(value)), copy.copy(value)):
+        assert other.peek() is None
+        assert other.get(lambda: 1) == 1
+    assert value.peek() is not None
 
 
 def test_a_child_makes_its_own() -> None:

@@ -592,6 +592,12 @@ def test_another_dataset_is_refused(memory: dict[str, str]) -> None:
         ({"stop_epoch": 0}, "no loader made it"),
         ({"first_epoch": 1}, "no loader made it"),
         ({"row": 3}, "unknown key of a loader's state 'row'"),
+        ({"order": 2}, "the state has order 2, this storage_loader knows 1: a later one made it"),
+        ({"order": 7, "lanes": 48, "rows": None}, "the state has order 7, this storage_loader"),
+        ({"order": 0}, "a loader's state has 'order': 0, which no loader wrote"),
+        ({"order": -1}, "a loader's state has 'order': -1"),
+        ({"order": "1"}, "a loader's state has 'order': '1'"),
+        ({"order": True}, "a loader's state has 'order': True"),
     ],
     ids=str,
 )
@@ -620,7 +626,7 @@ def test_a_state_that_lacks_a_key(fifty: DataConfig, missing: str) -> None:
     st.dictionaries(
         st.sampled_from(
             ["dataset", "version", "subset", "shuffle", "block", "window", "seed", "epoch",
-             "first_epoch", "stop_epoch", "rows"]
+             "first_epoch", "stop_epoch", "rows", "order"]
         ),
         st.none() | st.integers(-3, 100) | st.text(max_size=4) | st.floats() | st.lists(st.none()),
         min_size=1,

@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("storage_loader.loader.loader.Meter", lambda *_: Meter(clock))
+    monkeypatch.setattr("storage_loader.loader.iteration.Meter", lambda *_: Meter(clock))
     return clock
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,13 @@ def test_tensors_lie_on_the_batchs_own_memory(
     the_config = DataConfig("rows", attributes, **memory)
     save(the_config, make(range(210), attributes))
     gathered: list[dict[str, int]] = []
-    convert = DataLoader._convert
+    feed = DataLoader._feed
 
-    def seen(self: DataLoader, arrays: Any) -> Any:
+    def seen(arrays: Any) -> Any:
         gathered.append({n: a.__array_interface__["data"][0] for n, a in arrays.items()})
-        return convert(self, arrays)
+        return feed.convert(arrays)
 
-    monkeypatch.setattr(DataLoader, "_convert", seen)
+    monkeypatch.setattr(DataLoader, "_feed", replace(feed, convert=seen))
     loader = DataLoader(the_config, batch_size=70)
     for batches in (loader, loader.as_dataset()):
         gathered.clear()
@@ -136,7 +137,6 @@ def test_memory_lives_as_long_as_its_tensor(memory: dict[str, str]) -> None:
     save(the_config, {"x": np.ones((8, 2**14))})
     loader = DataLoader(the_config, batch_size=8)
     [batch] = loader
-    assert loader._memory is not None
     assert loader._memory._free == {2**19: []}  # nothing came back
     half = batch.pop("x")[:4]  # lies on the same memory
     assert loader._memory._free == {2**19: []}

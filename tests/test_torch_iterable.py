@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -23,6 +23,7 @@ from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
 from storage_loader.loader.order.partition import LAST_BATCH, Partition
 from storage_loader.torch import DataLoader, IterableDataset
+from storage_loader.torch import epochs as epochs_module
 from storage_loader.torch.epochs import Epochs
 
 COUNT = 103
@@ -202,6 +203,25 @@ def test_ranks_that_have_not_met_cannot_fix_one(
         next(iter(batches_of(dataset, num_workers=1)))
     dataset.open()
     assert len(rows_of(batches_of(dataset, num_workers=1))) == 13
+
+
+def test_ranks_that_meet_after_rows_were_read_read_what_they_agree_on(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = config(folder)
+    save(the_config, make(range(20)))
+    dataset = IterableDataset(the_config, batch_size=8)
+    assert [n for b in rows_of(dataset) for n in b] == [*range(20)]
+    save(the_config, make(range(20, 30)))
+    monkeypatch.setattr("storage_loader.torch.distributed.group", lambda: (0, 2))
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "storage_loader.torch.distributed._broadcast", lambda value: asked.append(value) or value
+    )
+    dataset.open()
+    expected = epochs(the_config, 1, batch_size=8, rank=0, world_size=2)
+    assert rows_of(dataset) == expected[0]
+    assert len(asked) == 1
 
 
 def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
@@ -473,7 +493,7 @@ def test_a_seed_that_workers_cannot_share_is_refused(saved: DataConfig) -> None:
 
 
 def test_groups_agree_in_any_order() -> None:
-    shared = Epochs()
+    shared = Epochs(3)
     late = 7
     assert shared.begin(5, 0, None, 1) == (0, False)
     assert shared.begin(late, 0, None, 1) == (1, False)  # a second group, of an iteration left
@@ -488,6 +508,66 @@ def test_groups_agree_in_any_order() -> None:
     assert [shared.begin(3, 0, None, 4) for _ in range(2)] == [(10, False)] * 2
     assert shared.begin(3, 1, None, 4) == (14, False)
     copy = pickle.loads(pickle.dumps(shared))
-    copy.next = 99
-    assert shared.next != 99
-    assert np.asarray(copy._numbers).shape == (67,)  # the seed, too
+    copy.set(epoch=99, seed=4)
+    assert (copy.epoch, copy.seed) == (99, 4)
+    assert (shared.epoch, shared.seed) == (14, 3)
+
+
+def what_others_see(monkeypatch: pytest.MonkeyPatch, act: Any) -> Iterator[Epochs]:
+    """What another process may find while `act` writes: each record with any of its words new."""
+    steps: list[tuple[Epochs, Any, Any]] = []
+    write = Epochs._write
+
+    def noted(shared: Epochs, place: int, numbers: list[int]) -> None:
+        before = shared._words.clone()
+        write(shared, place, numbers)
+        steps.append((shared, before, shared._words.clone()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Epochs, "_write", noted)
+        act()
+    for shared, before, after in steps:
+        changed = torch.nonzero(before != after).flatten().tolist()
+        for count in range(len(changed) + 1):
+            for words in itertools.combinations(changed, count):
+                other = pickle.loads(pickle.dumps(shared))
+                other._words.copy_(before)
+                other._words[list(words)] = after[list(words)]
+                yield other
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_workers_agree_though_one_looks_while_another_writes(
+    monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    shared = Epochs(3)
+    shared.start(7, resumes=resumes)
+    shared._write(epochs_module._place(5), [5, 2, 6, 1])  # of long ago, in the place of group 21
+    first: list[Any] = []
+    seen = list(what_others_see(monkeypatch, lambda: first.append(shared.begin(21, 0, 8, 1))))
+    assert len(seen) > 30
+    assert (shared.epoch, shared.resumes) == (8, False)
+    for other in seen:
+        assert [other.begin(21, 0, 8, 1) for _ in range(2)] == [(7, resumes)] * 2 == first * 2
+        other.set(epoch=8, resumes=False)  # the writer goes on
+        assert other.begin(22, 0, 8, 1) == (8, False)  # the iteration after it
+
+
+def test_what_comes_next_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Epochs(3)
+    shared.set(epoch=4, resumes=False, seed=1)
+    seen = what_others_see(monkeypatch, lambda: shared.set(epoch=6, resumes=True, seed=2))
+    found = {(other.epoch, other.resumes, other.seed) for other in seen}
+    assert found == {(4, False, 1), (6, True, 2)}
+
+
+def test_a_writer_that_is_killed_leaves_what_can_be_read_and_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = Epochs(3)
+    for other in what_others_see(monkeypatch, lambda: shared.set(epoch=6, resumes=True, seed=2)):
+        other.set(epoch=8)
+        assert other.epoch == 8
+    other._words[:] = 5
+    with pytest.raises(LoaderError, match="make it again"):
+        other.set(epoch=1)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from typing import Any, TypeVar
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
 from .. import loader
+from ..catalog import Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_settings, shown
-from ..loader.fill.memory import AlignedMemory, Memory
-from ..loader.order import Rows
-from ..loader.order.chunks import Chunk, Epoch
-from ..loader.order.partition import Partition
-from ..loader.peers import Peers
-from ..loader.run.stats import Meter
+from ..keywords import checked_keywords, handed_on, shown
+from ..loader.feed import Feed
+from ..loader.fill.memory import AlignedMemory
+from ..loader.loader import DEFAULT_PREFETCH
+from ..loader.order import Rows, Shuffle
+from ..loader.order.partition import LastBatch
+from ..loader.view import Transform
 from . import distributed
 from .placing import Placing, TooWide
-
-T = TypeVar("T")
-
-_AHEAD = 1  # batches whose way to the device has begun, beyond the one in use
 
 
 class DataLoader(loader.DataLoader):
@@ -41,107 +38,85 @@ class DataLoader(loader.DataLoader):
     as everywhere in JAX.
     """
 
-    @checked_settings(loader.DataLoader)
+    _feed = Feed(memory=AlignedMemory, peers=distributed.peers)
+
+    @checked_keywords
     def __init__(
         self,
         config: DataConfig,
         *,
         sharding: jax.sharding.Sharding | None = None,
-        **settings: Any,
+        batch_size: int | None = 1,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        last_batch: LastBatch = "partial",
+        drop_last: bool = False,
+        attributes: Sequence[str] | None = None,
+        subset: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        version: Version | str | Sequence[str] | None = None,
+        transform: Transform | None = None,
+        num_workers: int = 0,
+        as_tuple: bool = False,
+        extras: Sequence[str] = (),
+        epochs: int = 1,
+        prefetch: int = DEFAULT_PREFETCH,
+        threads: int = 8,
+        block: int | None = None,
+        window: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
+        index: bool = False,
+        verify: bool = True,
     ) -> None:
         """`sharding`: how the devices share a batch's arrays, default the one default device.
 
         Over devices of several processes, a batch is one array of all their rows, and each reads
         only those of its own devices. `batch_size` is that of one process, as with ranks.
-        `settings`: the keywords of `storage_loader.DataLoader`.
+        The other keywords are those of `storage_loader.DataLoader`.
         """
-        super().__init__(config, **settings)
+        super().__init__(**handed_on(locals(), loader.DataLoader))
         if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
             raise ConfigError(f"sharding {shown(sharding)}: a jax.sharding.Sharding")
-        if sharding is not None and self._single_rows:
+        if sharding is not None and batch_size is None:
             raise ConfigError("sharding is of batches, not of single rows: give batch_size")
-        self._given_placing: Placing | None = Placing(sharding)
-        self._memory = AlignedMemory()
+        placing = Placing(sharding)
+        self._feed = replace(
+            self._feed,
+            place=_Placer(placing, config.dataset_name, batch_size is None).place,
+            places_ahead=placing.goes_ahead,
+            ranks=placing.ranks,
+            check=placing.check,
+        )
 
-    @property
-    def _placing(self) -> Placing:
-        if self._given_placing is None:
-            raise LoaderError(
-                "the devices of a sharding belong to their process: make the loader in this one, "
-                "do not pickle it"
-            )
-        return self._given_placing
 
-    def __getstate__(self) -> dict[str, Any]:
-        placing = None if self._placing.has_devices else Placing(None)  # workers need none
-        return {**super().__getstate__(), "_given_placing": placing}
+@dataclass(frozen=True)
+class _Placer:
+    """Places the batches of one dataset, and names what JAX cannot hold."""
 
-    def _peers(self) -> Peers | None:
-        return distributed.peers() if self._given_ranks is None else None
+    placing: Placing
+    dataset_name: str
+    gives_rows: bool  # one at a time
 
-    def _ranks(self) -> tuple[int, int]:
-        own = self._placing.ranks()
-        given = self._given_ranks
-        if given is None:
-            return own
-        if self._placing.is_global and given != own:
-            raise ConfigError(
-                f"rank {given[0]} of world_size {given[1]}: this process's devices hold part "
-                f"{own[0]} of {own[1]} of the sharding; leave rank and world_size out"
-            )
-        return given
-
-    def _partition(self, start: int) -> Partition:
-        partition = super()._partition(start)
-        self._placing.check(partition, self._ranks()[0])
-        return partition
-
-    def _new_memory(self) -> Memory:
-        return self._memory
-
-    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[tuple[int, int, Any], None, None]:
-        with closing(super()._batches(epoch, meter)) as batches:
-            placed = (
-                (number, rows, self._placed(epoch, number, batch))
-                for number, rows, batch in batches
-            )
-            yield from placed if self._placing.is_at_once else _taken_ahead(placed)
-
-    def _placed(self, epoch: Epoch, number: int, batch: Any) -> Any:
+    def place(self, batch: Any, rows: Rows) -> Any:
         try:
-            return self._placing.place(batch)
+            return self.placing.place(batch)
         except TooWide as error:
-            rows = Chunk(epoch, number, number + 1).rows()[0]
             raise LoaderError(self._too_wide(error, batch, rows)) from None
 
     def _too_wide(self, error: TooWide, batch: Any, rows: Rows) -> str:
         path = jax.tree_util.keystr(jax.tree_util.tree_flatten_with_path(batch)[0][error.leaf][0])
         array, index = error.array, error.index
         where = ""
-        if self._single_rows or len(array) == len(rows):
-            where = f" in row {rows[0 if self._single_rows else index[0]]}"
+        if self.gives_rows or len(array) == len(rows):
+            where = f" in row {rows[0 if self.gives_rows else index[0]]}"
         return (
-            f"batch{path} of dataset {self.config.dataset_name!r} has "
+            f"batch{path} of dataset {self.dataset_name!r} has "
             f"{array[index]}{where}, which {error.dtype} cannot hold: enable 64-bit numbers by "
             "jax.config.update('jax_enable_x64', True), or store or cast it narrower, or leave it "
             "out by attributes="
         )
-
-
-def _taken_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Items, each taken when the one before it is wanted; the first is given at once."""
-    waiting: deque[T] = deque()
-    ahead = 0
-    try:
-        for item in items:
-            waiting.append(item)
-            if len(waiting) > ahead:
-                ahead = _AHEAD
-                yield waiting.popleft()
-    except Exception:  # it comes after the batches before it
-        yield from waiting
-        raise
-    yield from waiting
 
 
 __all__ = ["DataLoader"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LoaderError
 from ..loader.fill.parts import Array
 from ..loader.order.partition import Partition
 from ..process import cached_property
@@ -29,16 +29,25 @@ class TooWide(Exception):
 class Placing:
     """Puts batches onto the devices of a sharding; None: onto the default device."""
 
-    def __init__(self, sharding: jax.sharding.Sharding | None) -> None:
-        self._sharding = sharding
-        self._one = None
+    def __init__(self, sharding: jax.sharding.Sharding | None, is_elsewhere: bool = False) -> None:
+        """`is_elsewhere`: there is a sharding, in the process that pickled this."""
+        self._given = sharding
+        self._is_elsewhere = is_elsewhere
+        self._one: Alike | None = None
         if sharding is None or (sharding.num_devices == 1 and not self.is_global):
             self._one = Alike(self._placed_by_jax)
 
+    def __reduce__(self) -> tuple[type[Placing], tuple[None, bool]]:
+        return Placing, (None, self._is_elsewhere or self._given is not None)
+
     @property
-    def has_devices(self) -> bool:
-        """Whether there is a sharding, which cannot be pickled."""
-        return self._sharding is not None
+    def _sharding(self) -> jax.sharding.Sharding | None:
+        if self._is_elsewhere:
+            raise LoaderError(
+                "the devices of a sharding belong to their process: make the loader in this one, "
+                "do not pickle it"
+            )
+        return self._given
 
     @property
     def is_global(self) -> bool:
@@ -54,14 +63,24 @@ class Placing:
             devices = set(self._sharding.device_set)
         return {getattr(device, "platform", device) for device in devices} == {"cpu"}
 
-    def ranks(self) -> tuple[int, int]:
-        """Rank and world_size: of this process's rows in a batch of all processes.
+    def goes_ahead(self) -> bool:
+        """Whether a batch is worth placing while the one before it is in use."""
+        return not self.is_at_once
+
+    def ranks(self, given: tuple[int, int] | None) -> tuple[int, int]:
+        """Rank and world_size, where the user gave these: of this process's rows in a batch.
 
         Processes whose devices hold the same rows have the same rank.
         """
         if not self.is_global:
-            return jax.process_index(), jax.process_count()
-        return self._part
+            return given or (jax.process_index(), jax.process_count())
+        rank, world_size = own = self._part
+        if given is not None and given != own:
+            raise ConfigError(
+                f"rank {given[0]} of world_size {given[1]}: this process's devices hold part "
+                f"{rank} of {world_size} of the sharding; leave rank and world_size out"
+            )
+        return own
 
     @cached_property
     def _part(self) -> tuple[int, int]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..catalog import Version
 from ..config import DataConfig
-from ..keywords import checked_keywords, shown, whole, whole_repr
+from ..keywords import checked_keywords, shown, whole_repr
 from .order import Rows
+from .settings import cache_size_of
 from .view import Transform, View, one_row
 
 _ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
@@ -53,7 +54,7 @@ class Dataset(View):
             as_tuple=as_tuple,
             verify=verify,
             cache_dir=cache_dir,
-            cache_size=None if cache_size is None else whole("cache_size", cache_size, 0),
+            cache_size=cache_size_of(cache_size, index=False),
         )
 
     def __len__(self) -> int:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag, shown, whole, whole_repr
-from ..process import PerProcess
-from .fill.memory import Memory
-from .order import Order, Shuffle, make_order
+from ..keywords import checked_keywords, flag, whole_repr
+from .feed import nobody
+from .iteration import Iteration, Last, Reader
+from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
-from .order.partition import LAST_BATCH, LastBatch, Partition
-from .order.state import State
-from .order.subset import Subset, make_subset
-from .run.ahead import Ahead, when_it_pays
-from .run.prefetch import Due, Read, due_batches, read_batches, unprepared
-from .run.stats import Meter, Stats
-from .run.workers import Job, Workers
-from .view import Transform, View, one_row
+from .order.partition import LastBatch, Partition
+from .order.state import Start, StartHere, State
+from .order.subset import Subset
+from .run.stats import Stats
+from .run.workers import Pool
+from .settings import (
+    Settings,
+    cache_size_of,
+    extras_of,
+    last_batch_of,
+    ranks_of,
+    shuffle_of,
+    whole,
+    whole_or_none,
+)
+from .view import Transform, View
 
-EXTRAS = ("row", "valid")
 DEFAULT_PREFETCH = 256 * 2**20
 
-T = TypeVar("T")
 L = TypeVar("L", bound="DataLoader")
-Result = tuple[int, int, Any]  # a finished batch with its number and rows
-Timed = tuple[T, float, float]  # with the moments when its rows were ready and gathered
 
 
 class DataLoader(View):
@@ -104,40 +105,38 @@ class DataLoader(View):
             as_tuple=as_tuple,
             verify=verify,
             cache_dir=cache_dir,
-            cache_size=_cache_size(cache_size, flag("index", index)),
+            cache_size=cache_size_of(cache_size, flag("index", index)),
         )
-        self._single_rows = batch_size is None
-        self._batch_size = 1 if batch_size is None else whole("batch_size", batch_size, 1)
-        if not (isinstance(shuffle, bool) or shuffle == "global"):
-            raise ConfigError(f"shuffle {shown(shuffle)}: False, True or 'global'")
-        self._shuffle: Shuffle = shuffle
-        self._seed = whole("seed", seed, 0)
-        self._last_batch = _last_batch(last_batch, flag("drop_last", drop_last))
-        self._subset = subset
-        self._given_ranks = _ranks(rank, world_size)
-        self._extras = _extras(extras)
-        self._epochs = whole("epochs", epochs, 1)
-        self._prefetch = whole("prefetch", prefetch, 1)
-        self._threads = whole("threads", threads, 1)
-        self._block = None if block is None else whole("block", block, 1)
-        self._window = None if window is None else whole("window", window, 1)
-        self._num_workers = whole("num_workers", num_workers, 0)
-        if self._num_workers and config.storage.startswith("memory://"):
+        self._settings = Settings(
+            batch_size=whole_or_none("batch_size", batch_size, 1),
+            shuffle=shuffle_of(shuffle),
+            last_batch=last_batch_of(last_batch, flag("drop_last", drop_last)),
+            subset=subset,
+            ranks=ranks_of(rank, world_size),
+            extras=extras_of(extras),
+            epochs=whole("epochs", epochs, 1),
+            prefetch=whole("prefetch", prefetch, 1),
+            threads=whole("threads", threads, 1),
+            block=whole_or_none("block", block, 1),
+            window=whole_or_none("window", window, 1),
+            num_workers=whole("num_workers", num_workers, 0),
+        )
+        self._next: Start = StartHere(whole("seed", seed, 0))
+        if self._settings.num_workers and config.storage.startswith("memory://"):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
-        self._pools: PerProcess[list[Workers[Due]]] = PerProcess()  # idle ones
-        weakref.finalize(self, _close_pools, self._pools)
-        self._meters: PerProcess[Meter] = PerProcess()  # of the iteration begun last
-        self._epoch = 0
-        # Of the iteration that began or gave a batch last: where it began, and the batch.
-        self._given: tuple[State, Partition, int] | None = None
-        self._state: State | None = None  # the same where no batch was given
+        if self._settings.ranks is not None:
+            self._feed = replace(self._feed, peers=nobody)
+        self._pool = Pool()
+        self._memory = None if self._feed.memory is None else self._feed.memory()
+        self._begun: Iteration | None = None  # the last one
+        self._last = Last()
         # A loaded state, which the next iteration goes on from, and what reads that one.
         self._resume: tuple[State, DataLoader] | None = None
         self._order: tuple[int, Order, Subset] | None = None  # and the seed it was made with
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         super()._checked(snapshot)
-        clash = set(self._extras) & set(snapshot.schema.select(self._attributes).names)
+        clash = set(self._settings.extras) & set(snapshot.schema.select(self._attributes).names)
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
         return snapshot
@@ -155,14 +154,14 @@ class DataLoader(View):
 
         Where a loaded state stands within this epoch, the next `iter` still goes on from there.
         """
-        self._epoch = whole("epoch", epoch, 0)
-        self._given = self._state = None
+        self._next = self._next.set(epoch=whole("epoch", epoch, 0))
+        self._last.iteration = None
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
 
     def __len__(self) -> int:
         """Batches of one `iter(loader)` on this rank."""
-        return self._partition(0).num_batches * self._epochs
+        return self._partition(0).num_batches * self._settings.epochs
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration that began or gave a batch last stands, in integers and strings.
@@ -170,9 +169,13 @@ class DataLoader(View):
         `rows` counts what was received, not what was fetched ahead. At an epoch's end it is
         the next epoch's row 0.
         """
-        given = None if self._given is None else self._after(*self._given)
-        resumed = None if self._resume is None else self._resume[0]
-        return (resumed or given or self._state or self._start_state()).to_dict()
+        if self._resume is not None:
+            state, _ = self._resume
+        elif self._last.iteration is not None:
+            state = self._last.iteration.state(self._start_state)
+        else:
+            state = self._start_state(self._next.epoch)
+        return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter` go on with exactly the row after `state`, at its version and seed.
@@ -190,8 +193,8 @@ class DataLoader(View):
         loaded.check_dataset(self.config.dataset_prefix)
         self.open()
         snapshot = self._at(loaded.pinned)
-        order, subset = self._order_of(snapshot, loaded.seed)
-        loaded.check_order(_settings(order, subset))
+        order, subset = self._settings.order(snapshot, loaded.seed)
+        loaded.check_order(_names_of(order, subset))
         if loaded.rows > order.num_rows or not (
             loaded.first_epoch <= loaded.epoch < loaded.stop_epoch
         ):
@@ -200,160 +203,43 @@ class DataLoader(View):
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
         self._ordered()  # what cannot follow is an error now, not at the end of the epoch
-        self._seed = loaded.seed
-        self._epoch = loaded.epoch
-        if self._has_begun(loaded):
+        self._next = self._next.set(epoch=loaded.epoch, seed=loaded.seed)
+        # One reader of several that take turns does not know how far the others had come.
+        if loaded.has_begun or self._feed.share() is not None:
             self._resume = loaded, self._reading(snapshot)
         else:
-            self._resume = replace(loaded, version=self._start_state().version), self
-
-    def _has_begun(self, state: State) -> bool:
-        """Whether something of the iteration that a state stands in may have been received."""
-        return state.has_begun
-
-    def _reading(self: L, snapshot: Snapshot) -> L:
-        other = super()._reading(snapshot)
-        if other is not self:
-            other._pools = PerProcess()  # its workers end with it
-            weakref.finalize(other, _close_pools, other._pools)
-            other._order = other._resume = None
-        return other
+            self._resume = replace(loaded, version=self.version.text), self
 
     def __iter__(self) -> Iterator[Any]:
-        state, reader = self._resume or (self._start_state(), self)
-        self._resume = None
-        self._epoch = state.stop_epoch
-        self._given, self._state = None, state
-        self._meters = PerProcess()
-        return self._iterate(state, reader, self._meters.get(Meter))
+        if not self._feed.is_lazy:
+            return self._begin()
+        self._last.iteration = None
+        return self._begin_late()
 
     @property
     def stats(self) -> Stats:
         """What the iteration that was begun last did in this process, up to now."""
-        meter = self._meters.peek()
-        return Stats() if meter is None else meter.stats()
+        return Stats() if self._begun is None else self._begun.stats
 
-    def _iterate(
-        self, state: State, reader: DataLoader, meter: Meter
-    ) -> Generator[Any, None, None]:
-        meter.begin(self.schema.row_nbytes, self._counter)
-        try:
-            yield from self._epochs_from(state, reader, meter)
-        finally:
-            meter.end()
+    def _begin_late(self) -> Generator[Any, None, None]:
+        yield from self._begin()
 
-    def _epochs_from(
-        self, state: State, reader: DataLoader, meter: Meter
-    ) -> Generator[Any, None, None]:
-        while True:
-            epoch = reader._epoch_of(state)
-            with closing(reader._batches(epoch, meter)) as batches:
-                for number, rows, batch in batches:
-                    self._given = state, epoch.partition, number
-                    meter.give(rows)
-                    yield batch
-                    meter.waits()
-            if not epoch.partition.num_batches:
-                self._given, self._state = None, self._next_epoch(state)
-            if state.epoch + 1 >= state.stop_epoch:
-                return
-            state = replace(state, epoch=state.epoch + 1, rows=0)
+    def _begin(self) -> Generator[Any, None, None]:
+        """Begin an iteration now, from the loaded state if there is one."""
+        state, loader = self._resume or (self._start_state(self._next.epoch), self)
+        self._resume = None
+        self._next = self._next.set(epoch=state.stop_epoch)
+        self._begun = self._last.iteration = Iteration(state)
+        # What is read, and by which workers, is the version's; all else is the same.
+        reader = Reader(loader, self._settings, loader._memory, loader._pool, loader._epoch_of)
+        return self._begun.run(reader, self._last)
 
-    def _batches(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
-        """Finished batches of one epoch, with their numbers and rows."""
-        if self._num_workers:
-            yield from self._worked(epoch, meter)
-            return
-        stop = threading.Event()
-        with closing(self._due(epoch, stop)) as due:
-            moments = Meter(meter.clock)  # of what is read, perhaps ahead of what is given
-            reads = (
-                (read, moments.ready, meter.clock())
-                for read in read_batches(self.schema, _stamped(due, moments), self._new_memory)
-            )
-            with closing(self._results(reads, stop)) as results:
-                for result, meter.ready, meter.gathered in results:
-                    yield result
-
-    def _results(
-        self, reads: Iterator[Timed[Read]], stop: threading.Event
-    ) -> Generator[Timed[Result], None, None]:
-        """`_made` of each, in order: here or ahead in threads."""
-        if self._transform is None:
-            return when_it_pays(reads, self._made, stop)
-        return Ahead(reads, self._made, stop).results()
-
-    def _new_memory(self) -> Memory | None:
-        """Where the next batch is put; None: new arrays. Not asked in worker processes."""
-        return None
-
-    def _made(self, timed: Timed[Read]) -> Timed[Result]:
-        """A batch with its number and rows, and the moments when it was ready and gathered."""
-        read, ready, gathered = timed
-        result = read.number, len(read.rows), self._batch(read)
-        return result, ready, gathered if self._transform else float("inf")
-
-    def _worked(self, epoch: Epoch, meter: Meter) -> Generator[Result, None, None]:
-        """The same from worker processes, for which this one fetches ahead into the cache."""
-        with closing(self._due(epoch, threading.Event())) as chunks:
-            meter.gathered = 0.0  # in the workers
-            due = _stamped(chunks, meter)
-            singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
-            with self._workers() as workers:
-                for one, (batch, traffic) in workers.map(
-                    singles if self._source.holds else unprepared(epoch)
-                ):
-                    meter.add_traffic(traffic)
-                    yield one.first, one.rows.size, batch
-
-    def _due(self, epoch: Epoch, stop: threading.Event) -> Generator[Due, None, None]:
-        return due_batches(
-            self._source,
-            epoch,
-            stop,
-            row_nbytes=self.schema.row_nbytes,
-            prefetch=self._prefetch,
-            threads=self._threads,
-        )
-
-    @contextmanager
-    def _workers(self) -> Iterator[Workers[Due]]:
-        """Worker processes of this loader: kept for its next epoch if all went well."""
-        idle = self._pools.get(list)
-        workers = idle.pop() if idle else Workers(Job(self._make, self._reduce), self._num_workers)
-        try:
-            yield workers
-        except BaseException:
-            workers.close()
-            raise
-        idle.append(workers)
-
-    def _make(self, due: Due) -> Any:
-        """In a worker: the finished batch, and what was fetched for it."""
-        (rows,), (valid,) = due.rows, due.valid
-        before = self._counter.total
-        batch = self._batch(Read(due.first, rows, valid, self._source.read(rows)))
-        return batch, self._counter.total - before
-
-    def _batch(self, read: Read) -> Any:
-        arrays: dict[str, Any] = dict(read.arrays)
-        if "row" in self._extras:
-            arrays["row"] = read.rows.copy()
-        if "valid" in self._extras:
-            arrays["valid"] = read.valid.copy()
-        return self._finish(one_row(arrays, 0) if self._single_rows else arrays, read.rows)
-
-    def _after(self, state: State, partition: Partition, batch: int) -> State:
-        """The state once a batch was received."""
-        if batch + 1 < partition.num_batches:
-            return replace(state, rows=partition.rows_after(batch))
-        return self._next_epoch(state)
-
-    def _next_epoch(self, state: State) -> State:
-        epoch = state.epoch + 1
-        if epoch < state.stop_epoch:
-            return replace(state, epoch=epoch, rows=0)
-        return self._start_state(epoch)
+    def _reading(self: L, snapshot: Snapshot) -> L:
+        other = super()._reading(snapshot)
+        if other is not self:
+            other._pool = Pool()  # its workers end with it
+            other._order = other._resume = None
+        return other
 
     def _epoch_of(self, state: State) -> Epoch:
         order, subset = self._ordered(state.seed)
@@ -362,121 +248,51 @@ class DataLoader(View):
 
     def _partition(self, start: int) -> Partition:
         order, _ = self._ordered()
-        return Partition(
-            order.num_rows,
-            self._batch_size,
-            self._ranks()[1],
-            self._last_batch,
-            order.contiguous,
-            start,
-        )
+        rank, world_size = self._ranks()
+        share = self._feed.share() or (0, 1)
+        partition = self._settings.partition(order, world_size, start, share)
+        self._feed.check(partition, rank)
+        return partition
 
     def _ranks(self) -> tuple[int, int]:
-        """Rank and world_size: as given, else of a process alone."""
-        return self._given_ranks or (0, 1)
+        """Rank and world_size."""
+        return self._feed.ranks(self._settings.ranks)
 
     def _ordered(self, seed: int | None = None) -> tuple[Order, Subset]:
         """The order of this version's rows, and which rows they are."""
-        seed = self._seed if seed is None else seed
+        seed = self._next.seed if seed is None else seed
         held = self._order
         if held is None or held[0] != seed:
-            held = self._order = seed, *self._order_of(self.open(), seed)
+            held = self._order = seed, *self._settings.order(self.open(), seed)
         return held[1:]
 
-    def _order_of(self, snapshot: Snapshot, seed: int) -> tuple[Order, Subset]:
-        subset = make_subset(self._subset, snapshot.num_rows)
-        order = make_order(
-            self._shuffle,
-            num_rows=subset.num_rows,
-            row_nbytes=snapshot.schema.row_nbytes,
-            seed=seed,
-            block=self._block,
-            window=self._window,
-        )
-        return order, subset
-
-    def _start_state(self, epoch: int | None = None) -> State:
-        """Of an iteration that begins with `epoch`, the next one by default."""
-        epoch = self._epoch if epoch is None else epoch
+    def _start_state(self, epoch: int) -> State:
+        """Of an iteration that begins with `epoch`."""
         return State(
+            order=ARITHMETIC,
             dataset=self.config.dataset_prefix,
             version=self.version.text,
-            **_settings(*self._ordered()),
-            seed=self._seed,
+            **_names_of(*self._ordered()),
+            seed=self._next.seed,
             first_epoch=epoch,
             epoch=epoch,
-            stop_epoch=epoch + self._epochs,
+            stop_epoch=epoch + self._settings.epochs,
             rows=0,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_pools", "_meters")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._pools = PerProcess()
-        self._meters = PerProcess()
-        weakref.finalize(self, _close_pools, self._pools)
+        return {**super().__getstate__(), "_last": Last(self._last.iteration)}  # a copy has its own
 
     @whole_repr
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
-        size = None if self._single_rows else self._batch_size
+        size, shuffle = self._settings.batch_size, self._settings.shuffle
         return (
             f"DataLoader({self.config.dataset_name!r} in {self.config.storage}, "
-            f"batch_size={size}, shuffle={self._shuffle!r}, epoch {self._epoch}{at})"
+            f"batch_size={size}, shuffle={shuffle!r}, epoch {self._next.epoch}{at})"
         )
 
 
-def _stamped(chunks: Iterator[Due], meter: Meter) -> Iterator[Due]:
-    """Notes when each chunk is there."""
-    for chunk in chunks:
-        meter.ready = meter.clock()
-        yield chunk
-        del chunk  # its rows, before the next one's are waited for
-
-
-def _settings(order: Order, subset: Subset) -> dict[str, Any]:
+def _names_of(order: Order, subset: Subset) -> dict[str, Any]:
     """What of a state names the order; a resumed run must have it in common."""
     return {"subset": subset.name, "shuffle": "", "block": 0, "window": 0, **order.settings()}
-
-
-def _close_pools(pools: PerProcess[list[Workers[Due]]]) -> None:
-    idle = pools.peek() or []
-    while idle:
-        idle.pop().close()
-
-
-def _cache_size(cache_size: int | None, index: bool) -> int | None:
-    if cache_size is not None:
-        cache_size = whole("cache_size", cache_size, 0)
-    return 0 if index else cache_size
-
-
-def _last_batch(last_batch: str, drop_last: bool) -> LastBatch:
-    for known in LAST_BATCH:
-        if last_batch == known:
-            if drop_last and known not in ("partial", "drop"):
-                raise ConfigError(f"drop_last=True contradicts last_batch={known!r}")
-            return "drop" if drop_last else known
-    raise ConfigError(f"last_batch {shown(last_batch)}: one of {', '.join(map(repr, LAST_BATCH))}")
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None:
-        raise ConfigError("rank and world_size go together; give both or neither")
-    world_size = whole("world_size", world_size, 1)
-    rank = whole("rank", rank, 0)
-    if rank >= world_size:
-        raise ConfigError(f"rank {rank}: from 0 to {world_size - 1} of world_size {world_size}")
-    return rank, world_size
-
-
-def _extras(extras: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(extras, str) or any(name not in EXTRAS for name in extras):
-        raise ConfigError(
-            f"extras {shown(extras)}: a list of some of {', '.join(map(repr, EXTRAS))}"
-        )
-    return tuple(extras)

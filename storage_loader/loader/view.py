@@ -13,14 +13,12 @@ from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
+from .feed import Feed
 from .fetch.cache import Cache, cache_folder
 from .fetch.objects import Objects
 from .fetch.source import Source
 from .fill.parts import Array
 from .order import Rows
-from .peers import Peers
-
-_OF_A_PROCESS = ("_process_source", "_process_catalog", "_process_counter")  # and in no pickle
 
 Transform = Callable[[Any], Any]
 V = TypeVar("V", bound="View")
@@ -28,6 +26,8 @@ V = TypeVar("V", bound="View")
 
 class View:
     """A dataset at one version, fixed at first use or by `open`. Picklable, safe after a fork."""
+
+    _feed = Feed()  # an adapter for a framework has another
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class View:
         self._verify = flag("verify", verify)
         self._cache_dir = cache_dir
         self._cache_size = cache_size
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Snapshot | None = None  # which a forked child has, too
+        self._pinned: PerProcess[Snapshot] = PerProcess()
         self._process_source: PerProcess[Source] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
         self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
@@ -65,15 +66,20 @@ class View:
         Raises `DatasetNotFoundError`, `VersionNotFoundError`, `SchemaError` or `StoreError`.
         """
         if self._snapshot is None:
-            peers = self._peers() if self._wanted_version is None else None
-            if peers is not None:
-                self._wanted_version = peers.newest_version(self.config)
-            self._snapshot = self._checked(self._catalog.snapshot(self._wanted_version))
+            self._snapshot = self._pinned.get(self._pin)
         return self._snapshot
 
-    def _peers(self) -> Peers | None:
-        """The processes that open this too, as a framework has them; None where there are none."""
-        return None
+    def _pin(self) -> Snapshot:
+        """In one thread: who comes meanwhile waits, and reads the same."""
+        peers = self._feed.peers() if self._wanted_version is None else None
+        if peers is not None:
+            self._wanted_version = peers.newest_version(self.config)
+        return self._checked(self._catalog.snapshot(self._wanted_version))
+
+    def _unpin(self) -> None:
+        """Fix the version anew at next use."""
+        self._snapshot = None
+        self._pinned, self._process_source = PerProcess(), PerProcess()
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""
@@ -138,17 +144,9 @@ class View:
         other._process_source = PerProcess()
         return other
 
-    def _convert(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """To the framework's own arrays; numpy's here."""
-        return dict(arrays)
-
-    def _reduce(self, value: Any) -> Any:
-        """How a framework's arrays are pickled, for worker processes: a `reducer_override`."""
-        return NotImplemented
-
     def _finish(self, arrays: Mapping[str, Array], rows: Sequence[int] | Rows) -> Any:
         """A batch or row as the user gets it; `rows` are its numbers, for errors."""
-        batch: Any = self._convert(arrays)
+        batch: Any = self._feed.convert(arrays)
         if self._transform is not None:
             try:
                 batch = self._transform(batch)
@@ -169,13 +167,7 @@ class View:
 
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version
-        return {k: v for k, v in self.__dict__.items() if k not in _OF_A_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._process_source = PerProcess()
-        self._process_catalog = PerProcess()
-        self._process_counter = PerProcess()
+        return self.__dict__
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

@@ -25,6 +25,26 @@ def group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def ranks(given: tuple[int, int] | None) -> tuple[int, int]:
+    """Rank and world_size, where the user gave these."""
+    return given or place() or (0, 1)
+
+
+class Inherited:
+    """`ranks` that a worker of torch's DataLoader has from the process it belongs to."""
+
+    def __init__(self, before: tuple[int, int] | None = None) -> None:
+        self._before = before  # of the process that pickled this
+
+    def ranks(self, given: tuple[int, int] | None) -> tuple[int, int]:
+        """Rank and world_size, where the user gave these."""
+        is_worker = torch.utils.data.get_worker_info() is not None
+        return given or group() or (is_worker and self._before) or (0, 1)
+
+    def __reduce__(self) -> tuple[type[Inherited], tuple[tuple[int, int] | None]]:
+        return Inherited, (group(),)
+
+
 def peers() -> Peers | None:
     """The ranks, which open what this process opens; None where it is alone."""
     rank, world_size = place() or (0, 1)

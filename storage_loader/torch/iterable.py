@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch.utils.data
 
 from .. import loader
-from ..catalog import Snapshot
+from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
-from ..loader.order.partition import Partition
+from ..keywords import checked_keywords, handed_on
+from ..loader.iteration import Iteration
+from ..loader.loader import DEFAULT_PREFETCH
+from ..loader.order import Shuffle
+from ..loader.order.partition import LastBatch
 from ..loader.order.state import State
+from ..loader.view import Transform
+from ..process import PerProcess
 from . import distributed
 from .adapters import DataLoader
 from .epochs import Epochs
 from .resharding import is_resharded
 
-_OURS = ("device", "num_workers")  # which torch's DataLoader has for itself
+P = ParamSpec("P")
+
+
+def _without_torchs(init: Callable[P, None]) -> Callable[P, None]:
+    """Refuses what torch's DataLoader has for itself."""
+
+    @functools.wraps(init)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in ("device", "num_workers"):
+            if name in kwargs:
+                raise ConfigError(f"{name}: torch's DataLoader does that; leave it out here")
+        init(*args, **kwargs)
+
+    return call
 
 
 class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
@@ -42,39 +62,68 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
     `torchdata.stateful_dataloader.StatefulDataLoader` has it; any other is a `DataLoader`'s.
     """
 
+    @_without_torchs
+    @checked_keywords
     def __init__(
-        self, config: DataConfig, *, batch_size: int | None = None, **settings: Any
+        self,
+        config: DataConfig,
+        *,
+        batch_size: int | None = None,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        last_batch: LastBatch = "partial",
+        drop_last: bool = False,
+        attributes: Sequence[str] | None = None,
+        subset: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        version: Version | str | Sequence[str] | None = None,
+        transform: Transform | None = None,
+        as_tuple: bool = False,
+        extras: Sequence[str] = (),
+        epochs: int = 1,
+        prefetch: int = DEFAULT_PREFETCH,
+        threads: int = 8,
+        block: int | None = None,
+        window: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
+        index: bool = False,
+        verify: bool = True,
     ) -> None:
-        """`batch_size`: None gives rows. `settings`: those of `DataLoader` else, but for `device`
-        and `num_workers`, which are torch's. `prefetch` is for each worker.
+        """`batch_size`: None gives rows. The other keywords are those of `DataLoader`, but for
+        `device` and `num_workers`, which are torch's. `prefetch` is for each worker.
         """
-        for name in _OURS:
-            if name in settings:
-                raise ConfigError(f"{name}: torch's DataLoader does that; leave it out here")
-        self._epochs_shared = Epochs()
+        super().__init__(**handed_on(locals(), DataLoader))
+        self._feed = replace(self._feed, ranks=distributed.Inherited().ranks, share=_share)
+        self._next = self._shared = Epochs(self._next.seed)
+        self._met: PerProcess[None] = PerProcess()
         self._number = 0  # iterations in this process
         self._stop_epoch: int | None = None  # of the one begun last
         self._is_over: bool | None = None  # what the state that a worker was given says of it
-        self._ranks_before: tuple[int, int] | None = None  # of the process that pickled this
-        super().__init__(config, batch_size=batch_size, **settings)
         # Torch forks workers without a call: the version must be fixed by then, and here is the
         # one place before. Ranks that meet later agree on one at their first use instead.
-        self._is_provisional = self._wanted_version is None and self._peers() is None
+        self._is_provisional = self._wanted_version is None and self._feed.peers() is None
         if not (self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1):
             self.open()
 
     def open(self) -> Snapshot:
         if self._is_provisional:
-            shared = self._given_ranks is None and self._ranks()[1] > 1
+            shared = self._settings.ranks is None and self._ranks()[1] > 1
             if _share() and (shared or self._snapshot is None):
                 raise LoaderError(
                     "IterableDataset: call open() on every rank once torch.distributed is "
                     "initialised and before torch starts workers, which cannot agree on a version"
                 )
             if shared:
-                self._is_provisional = False
-                self._snapshot = self._order = None
+                self._met.get(self._meet)
         return super().open()
+
+    def _meet(self) -> None:
+        """In one thread: the ranks then agree on a version once."""
+        self._unpin()
+        self._order = None
+        self._is_provisional = False
 
     def set_epoch(self, epoch: int) -> None:
         # Accelerate calls this as an iteration begins, on every rank: all raise, and none waits.
@@ -87,14 +136,14 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
                 "without accelerator.prepare"
             )
         super().set_epoch(epoch)
-        self._epochs_shared.start(epoch, resumes=self._resume is not None)
+        self._shared.start(epoch, resumes=self._resume is not None)
 
     def state_dict(self) -> dict[str, Any]:
         share = _share()
         if share is None:
             self._drop_resumed()
-            if self._stop_epoch != self._epoch:  # workers have gone on since
-                self._given = self._state = None
+            if self._stop_epoch != self._shared.epoch:  # workers have gone on since
+                self._last.iteration = None
         state = super().state_dict()
         if share is None:
             return state
@@ -111,29 +160,30 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
             )
         super().load_state_dict({k: v for k, v in state.items() if k not in worker})
         if share is None:
-            self._epochs_shared.start(self._epoch, resumes=True)
+            self._shared.start(self._shared.epoch, resumes=True)
         else:
             self._is_over = bool(worker.get("is_over"))
 
     def __iter__(self) -> Iterator[Any]:
         if _share() is None:
-            return super().__iter__()
+            self._last.iteration = None
+            return self._begun_here()
         resumed = self._begin_in_worker()
         if resumed is None:
             return iter(())
         self._resume, self._stop_epoch = resumed, resumed[0].stop_epoch
-        return loader.DataLoader.__iter__(self)  # now, before another iteration begins
+        return self._begin()  # now, before another iteration begins
 
-    def _begun(self) -> Generator[Any, None, None]:
+    def _begun_here(self) -> Generator[Any, None, None]:
         self._drop_resumed()
-        self._epochs_shared.resumes = False
-        batches = loader.DataLoader.__iter__(self)
-        self._stop_epoch = self._epoch
+        self._shared.set(resumes=False)
+        batches = self._begin()
+        self._stop_epoch = self._shared.epoch
         yield from batches
 
     def _drop_resumed(self) -> None:
         """Forget a state from which workers went on."""
-        if not self._epochs_shared.resumes:
+        if not self._shared.resumes:
             self._resume = None
 
     def _begin_in_worker(self) -> tuple[State, loader.DataLoader] | None:
@@ -150,50 +200,18 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         if is_over is not None:
             assert loaded is not None
             following = loaded.epoch if is_over else loaded.stop_epoch
-            self._epochs_shared.join(group, number, following, self._epochs)
+            self._shared.join(group, number, following)
             if not is_over:
                 return resumed
-            self._given, self._state, self._stop_epoch = None, loaded, loaded.epoch
-            self._epoch = loaded.epoch
+            self._last.iteration, self._stop_epoch = Iteration(loaded), loaded.epoch
+            self._shared.set(epoch=loaded.epoch)
             return None
-        epoch, resumes = self._epochs_shared.begin(
-            group, number, None if loaded is None else loaded.stop_epoch, self._epochs
+        epoch, resumes = self._shared.begin(
+            group, number, None if loaded is None else loaded.stop_epoch, self._settings.epochs
         )
         if resumes and resumed is not None:
             return resumed
         return self._start_state(epoch), self
-
-    @property
-    def _epoch(self) -> int:
-        return self._epochs_shared.next
-
-    @_epoch.setter
-    def _epoch(self, epoch: int) -> None:
-        self._epochs_shared.next = epoch
-
-    @property
-    def _seed(self) -> int:
-        return self._epochs_shared.seed
-
-    @_seed.setter
-    def _seed(self, seed: int) -> None:
-        self._epochs_shared.seed = seed
-
-    def _has_begun(self, state: State) -> bool:
-        # A worker's own state does not say how far the others had come.
-        return _share() is not None or super()._has_begun(state)
-
-    def _partition(self, start: int) -> Partition:
-        return replace(super()._partition(start), share=_share() or (0, 1))
-
-    def _ranks(self) -> tuple[int, int]:
-        if self._given_ranks is not None:
-            return self._given_ranks
-        before = None if _share() is None else self._ranks_before
-        return distributed.group() or before or (0, 1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ranks_before": distributed.group()}
 
 
 _WORKER = ("worker", "num_workers", "is_over")

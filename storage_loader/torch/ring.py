@@ -17,6 +17,7 @@ from torch.utils import _pytree as tree
 
 from ..loader.fill.parts import Array, Parts
 from ..loader.order import Rows
+from ..process import PerProcess
 from .device import Cuda, Event
 from .gather import select_rows
 
@@ -113,13 +114,16 @@ class Ring:
         self._reached: deque[Event] = deque()  # of what was handed over: the device got there
         self._nbytes = 0  # of the largest batch so far
 
-    def take(self, nbytes: int) -> Slot:
-        """A slot for a batch of so many bytes: waits for the oldest copy where `SLOTS` are in use.
+    def take(self, sizes: Iterable[int]) -> Slot:
+        """A slot for a batch whose arrays have so many bytes.
+
+        Waits for the oldest copy where `SLOTS` are in use.
 
         Waits for the device, too, where it has more than `LAG` received batches ahead of it:
         the memory of a dropped batch is free once it has come there.
         """
         slot = reached = None
+        nbytes = room_for(sizes)
         with self._lock:
             if self._copying and (len(self._copying) >= SLOTS - 1 or self._copying[0].is_free):
                 slot = self._copying.popleft()
@@ -142,7 +146,7 @@ class Ring:
         moved = [i for i, leaf in enumerate(leaves) if _is_moved(leaf)]
         tensors: list[torch.Tensor] = [leaves[i] for i in moved]
         if slot is None:
-            slot = self.take(room_for([t.numel() * t.element_size() for t in tensors]))
+            slot = self.take(t.numel() * t.element_size() for t in tensors)
         copies, copied = self._device.copy([slot.staged(tensor) for tensor in tensors])
         for i, copy in zip(moved, copies, strict=True):
             leaves[i] = copy
@@ -163,6 +167,17 @@ class Ring:
         with self._lock:
             self._copying.clear()
             self._reached.clear()
+
+
+class Rings:
+    """A loader's ring, in each process its own. Picklable."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ring: PerProcess[Ring] = PerProcess()
+
+    def __call__(self) -> Ring:
+        return self._ring.get(lambda: Ring(Cuda(self._device)))
 
 
 def _is_moved(leaf: Any) -> bool:

@@ -1,5 +1,5 @@
 """Which row stands at which position of an epoch. Pure arithmetic."""
 
-from .orders import LANES, Order, Rows, Shuffle, make_order
+from .orders import ARITHMETIC, LANES, Order, Rows, Shuffle, make_order
 
-__all__ = ["LANES", "Order", "Rows", "Shuffle", "make_order"]
+__all__ = ["ARITHMETIC", "LANES", "Order", "Rows", "Shuffle", "make_order"]

@@ -24,6 +24,12 @@ from .permutation import (
 Rows = npt.NDArray[np.int64]
 Shuffle = Literal[False, True, "global"]
 
+ARITHMETIC = 1
+"""The number of what is computed here and in `permutation` and `partition`.
+
+States carry it: another number, another order of rows for the same seed and settings.
+"""
+
 LANES = 24  # a rank among 2, 3, 4, 6, 8, 12 or 24 reads its own lanes of a window and no others
 _BLOCK_NBYTES = 4 * 2**20
 _WINDOW_BLOCKS = 48

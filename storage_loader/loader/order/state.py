@@ -4,19 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from ...catalog import Version
 from ...errors import LoaderError
 from ...keywords import reject_unknown, shown
+from . import ARITHMETIC
 
-_INTEGERS = ("seed", "first_epoch", "epoch", "stop_epoch", "rows", "block", "window")
+_INTEGERS = ("order", "seed", "first_epoch", "epoch", "stop_epoch", "rows", "block", "window")
+
+
+class Start(Protocol):
+    """What the iteration begins with that begins next."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def set(self, *, epoch: int, seed: int | None = None) -> Start:
+        """Those that are given, at once; gives what holds them."""
+
+
+@dataclass(frozen=True)
+class StartHere:
+    """The same for a loader that shares it with no other process."""
+
+    seed: int
+    epoch: int = 0
+
+    def set(self, *, epoch: int, seed: int | None = None) -> StartHere:
+        """See `Start`."""
+        return StartHere(self.seed if seed is None else seed, epoch)
 
 
 @dataclass(frozen=True)
 class State:
     """Everything that names the next row. Fits any world_size and batch_size."""
 
+    order: int  # number of the arithmetic, see `ARITHMETIC`
     dataset: str  # its prefix in the storage
     version: str  # its hash and the commit ids, separated by spaces
     subset: str
@@ -43,6 +70,12 @@ class State:
         """Raises `LoaderError` or `UnknownNameError` for what `to_dict` cannot have made."""
         if not isinstance(value, Mapping):
             raise LoaderError(f"a loader's state is a dict, not {type(value).__name__}")
+        order = value.get("order")
+        if type(order) is int and order > ARITHMETIC:
+            raise LoaderError(
+                f"the state has order {order}, this storage_loader knows {ARITHMETIC}: a later one "
+                "made it, whose rows come in another order; install that one to resume"
+            )
         names = [field.name for field in fields(cls)]
         reject_unknown(value, names, what="key of a loader's state")
         for name in names:
@@ -51,6 +84,10 @@ class State:
             kind = int if name in _INTEGERS else str
             if type(value[name]) is not kind or (kind is int and value[name] < 0):
                 raise LoaderError(f"a loader's state has {name!r}: {shown(value[name])}")
+        if order != ARITHMETIC:
+            raise LoaderError(
+                f"a loader's state has 'order': {shown(order)}, which no loader wrote"
+            )
         if Version.parse(value["version"]) is None:
             raise LoaderError(
                 f"a loader's state has 'version': {shown(value['version'])}, which no loader wrote"

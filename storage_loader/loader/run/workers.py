@@ -21,6 +21,7 @@ import socket
 import tempfile
 import threading
 import traceback
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -31,11 +32,17 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
 from ...errors import LoaderError, TransformError
+from ...process import PerProcess
 
 T = TypeVar("T")
 
 _TASKS_EACH = 2  # one being made, one waiting: a worker never waits for the parent
 _ALIGNMENT = 64
+
+
+def plainly(value: Any) -> Any:
+    """A reducer for what no framework has a say in."""
+    return NotImplemented
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Workers(Generic[T]):
 
     def _send(self, worker: int, task: T) -> None:
         try:
-            _send_file(self._workers[worker].connection, _pack(task, _plainly))
+            _send_file(self._workers[worker].connection, _pack(task, plainly))
         except OSError as error:
             raise self._died(worker) from error
 
@@ -128,6 +135,35 @@ class Workers(Generic[T]):
                 worker.process.join()
             worker.ended.close()
         self._workers.clear()
+
+
+class Pool:
+    """A loader's workers that are idle, in each process its own. They end with it."""
+
+    def __init__(self) -> None:
+        self._idle: PerProcess[list[Workers[Any]]] = PerProcess()
+        weakref.finalize(self, _close_all, self._idle)
+
+    @contextlib.contextmanager
+    def workers(self, job: Job, num_workers: int) -> Iterator[Workers[Any]]:
+        """Some that do the job, always the same one; kept for the next if all goes well."""
+        idle = self._idle.get(list)
+        workers = idle.pop() if idle else Workers[Any](job, num_workers)
+        try:
+            yield workers
+        except BaseException:
+            workers.close()
+            raise
+        idle.append(workers)
+
+    def __reduce__(self) -> tuple[type[Pool], tuple[()]]:
+        return Pool, ()
+
+
+def _close_all(pool: PerProcess[list[Workers[Any]]]) -> None:
+    idle = pool.peek() or []
+    while idle:
+        idle.pop().close()
 
 
 @dataclass(frozen=True)
@@ -173,7 +209,7 @@ def _serve(connection: socket.socket, payload: bytes) -> None:
         if failure is None:
             text, descriptor = _tried(partial(_make, job, task))
         if descriptor is None:
-            descriptor = _pack((text, None), _plainly)
+            descriptor = _pack((text, None), plainly)
         try:
             _send_file(connection, descriptor)
         except OSError:
@@ -227,11 +263,6 @@ def _receive_file(connection: socket.socket) -> int:
     if not received or len(descriptors) != 1:
         raise EOFError
     return descriptors[0]
-
-
-def _plainly(value: Any) -> Any:
-    """A reducer for what no framework has a say in."""
-    return NotImplemented
 
 
 class _Pickler(pickle.Pickler):
