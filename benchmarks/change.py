@@ -43,6 +43,11 @@ class Job:
     memory: int = 0  # bytes that it writes to the kernel's cache; see pages.py
     saves: bool = False  # a new dataset each time
 
+    @property
+    def dataset(self) -> tuple[str, bool]:
+        """What it saves or reads."""
+        return self.settings["name"], self.settings.get("s3", False)
+
 
 class Checkout:
     """A process that runs one checkout's code, and the places where it saves."""
@@ -90,9 +95,19 @@ def run(setting: Setting) -> Sequence[Row]:
         for name, root in (("now", HERE), ("before", before)):
             sides.append(Checkout(setting, name, root, bucket))
             held.callback(sides[-1].close)
-        return [
-            _compared(setting, job, *sides) for job in _jobs(setting) if setting.wants(job.measure)
-        ]
+        jobs = list(_jobs(setting))
+        saved: set[tuple[str, bool]] = set()
+        rows = []
+        for job in jobs:
+            if not setting.wants(job.measure):
+                continue
+            if not job.saves and job.dataset not in saved:  # `--only` left out what saves it
+                maker = next(j for j in jobs if j.saves and j.dataset == job.dataset)
+                for side in sides:
+                    side.ask(maker)
+            saved.add(job.dataset)
+            rows.append(_compared(setting, job, *sides))
+        return rows
 
 
 def _jobs(setting: Setting) -> Iterator[Job]:
