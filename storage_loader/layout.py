@@ -200,36 +200,34 @@ def misfits(
     0, whatever else they may be.
     Of each layout the object with the most rows is looked at: where that one's parts do not
     overlap, nobody's do. So the time is that of reading the figures, however many objects have
-    however many attributes.
+    however many attributes. Most commits hold one object, and then it is that of numpy's calls.
     """
-    columns = np.array([i for i, a in enumerate(schema) if a.row_nbytes], np.int64)
+    all_units = np.array([a.row_nbytes for a in schema])
+    columns = all_units.nonzero()[0]
     wrong = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
-    if not len(columns) or not len(rows):  # what has no bytes has no part
+    if not len(columns):  # what has no bytes has no part
         return wrong
-    order = np.lexsort((rows, layout))
-    largest = order[np.flatnonzero(np.diff(layout[order], append=-1))]
-    used = layout[largest]
-    place = np.searchsorted(used, layout)
-    units = np.array([a.row_nbytes for a in schema if a.row_nbytes])
-    most = np.minimum(rows[largest], MAX_ROWS)[:, None]  # more is wrong already; no sum overflows
-    block_rows = blocks[np.ix_(used, columns)]
-    num_blocks = -(-most // block_rows)
+    counted = np.minimum(rows, MAX_ROWS)  # more is wrong already; no sum overflows
+    most = np.zeros(len(offsets), np.int64)
+    np.maximum.at(most, layout, counted)
+    units, starts, block_rows = all_units[columns], offsets[:, columns], blocks[:, columns]
+    num_blocks = -(-most[:, None] // block_rows)
     num_checksums = num_blocks.sum(axis=1)
     too_small = (num_blocks > MAX_SMALL_BLOCKS) & (block_rows < -(-LEAST_BLOCK_NBYTES // units))
 
-    starts, table = offsets[np.ix_(used, columns)], checksums_offsets[used]
-    by_start = np.argsort(starts, axis=1)
-    sorted_starts = np.take_along_axis(starts, by_start, axis=1)
+    by_start = starts.argsort(axis=1)
+    sorted_starts = starts[np.arange(len(starts))[:, None], by_start]
     sorted_units = units[by_start]
-    overlapping = most > np.diff(sorted_starts, axis=1) // sorted_units[:, :-1]
+    room = (sorted_starts[:, 1:] - sorted_starts[:, :-1]) // sorted_units[:, :-1]
     misplaced = (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
-    wrong |= rows > ((nbytes - sorted_starts[place, -1]) // sorted_units[place, -1])
-    wrong[largest] |= (
+    is_wrong = (
         (num_checksums > MAX_BLOCKS)
-        | (num_checksums > (sorted_starts[:, 0] - table) // CHECKSUM_NBYTES)
-        | (table % ALIGNMENT != 0)
-        | (table == 0)
+        | (num_checksums > (sorted_starts[:, 0] - checksums_offsets) // CHECKSUM_NBYTES)
+        | (checksums_offsets % ALIGNMENT != 0)
+        | (checksums_offsets == 0)
         | (too_small | misplaced).any(axis=1)
-        | overlapping.any(axis=1)
+        | (most[:, None] > room).any(axis=1)
     )
+    wrong |= rows > (nbytes - sorted_starts[layout, -1]) // sorted_units[layout, -1]
+    wrong |= is_wrong[layout] & (counted == most[layout])
     return wrong

@@ -17,6 +17,7 @@ class Request:
     path: str
     headers: dict[str, str]  # names in lower case
     body: bytes
+    port: int  # of the client: another one is another connection
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def answering() -> Iterator[Answers]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers, body)
+            request = Request(self.command, self.path, headers, body, self.client_address[1])
             answers.requests.append(request)
             answer = answers.answer(request)
             content = b"" if self.command == "HEAD" else answer.body

@@ -121,12 +121,13 @@ def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
         if not isinstance(item, dict) or item.keys() != {"offsets", "block_rows", "checksums"}:
             raise FormatError(f"{place}: a layout holds offsets, block_rows and checksums")
     checksums = _whole([item["checksums"] for item in layouts], 0, place, lambda _: "checksums")
-    return np.hstack(
+    return np.concatenate(
         [
             checksums[:, None],
             _by_attribute([item["offsets"] for item in layouts], "offsets", 0, schema, place),
             _by_attribute([item["block_rows"] for item in layouts], "block_rows", 1, schema, place),
-        ]
+        ],
+        axis=1,
     )
 
 
@@ -145,7 +146,7 @@ def _by_attribute(values: list[Any], what: str, least: int, schema: Schema, plac
 def _forms(forms: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
     """The forms themselves, as in `StoredObjects`, if their layouts fit."""
     rows, nbytes, index = forms.T
-    offsets, blocks = np.split(layouts[:, 1:], 2, axis=1)
+    offsets, blocks = layouts[:, 1 : len(schema) + 1], layouts[:, len(schema) + 1 :]
     figures = {"offsets": offsets, "blocks": blocks, "checksums_offsets": layouts[:, 0]}
     wrong = misfits(schema, rows, nbytes, index, **figures)
     try:

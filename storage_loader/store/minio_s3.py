@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 from xml.etree.ElementTree import ParseError
 
 import urllib3
@@ -44,8 +46,9 @@ from .base import (
     check_size,
     read_only,
 )
-from .guarded_http import Pages, connections
+from .guarded_http import connections, proxy_of
 from .keys import Keys
+from .s3_page import Page
 from .s3_place import THREADS, Failure, S3Place, raise_mapped
 from .s3_profile import has_environment_keys, profile_session
 
@@ -59,10 +62,15 @@ class MinioS3(Store):
         self._keys = keys
 
     @property
+    def _proxy(self) -> SplitResult | None:
+        return proxy_of(self._place.server_url)
+
+    @cached_property
     def _http(self) -> urllib3.PoolManager:
         place = self._place
         return connections(
             place.server_url,
+            self._proxy,
             timeout=place.timeout,
             connect_timeout=place.connect_timeout,
             kept=THREADS,
@@ -70,18 +78,8 @@ class MinioS3(Store):
 
     @cached_property
     def _minio(self) -> Minio:
-        return self._over(self._http)
-
-    def _over(self, http: urllib3.PoolManager) -> Minio:
         place = self._place
-        endpoint = urlsplit(place.endpoint or "https://s3.amazonaws.com")
-        return Minio(
-            endpoint.netloc,
-            secure=endpoint.scheme == "https",
-            region=place.region,
-            http_client=http,
-            credentials=self._credentials,
-        )
+        return _client(place.endpoint, place.region, self._http, self._credentials)
 
     @cached_property
     def _credentials(self) -> Provider:
@@ -167,31 +165,41 @@ class MinioS3(Store):
         return buffers
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        # The client's own put_object takes no precondition. A signed URL would take one, but
-        # urllib3 writes URLs to its log and its errors, so the signature goes into a header.
+        # The client's own put_object takes no precondition.
         body = read_only(data)
         headers = {"Content-Length": str(body.nbytes), **({"If-None-Match": "*"} if create else {})}
         with self._mapped_errors("put", key):
-            url = self._minio.get_presigned_url(
-                "PUT", self._place.bucket, self._place.full_key(key)
-            ).partition("?")[0]
-            response = self._http.request(
-                "PUT",
-                url,
+            self._asked(
+                Failure("put", key),
+                f"{self._bucket_url}/{quote(self._place.full_key(key))}",
+                headers,
                 # In pieces: a socket's timeout is for all that is handed to it at once.
-                body=(
-                    body[i : i + STREAM_CHUNK]  # type: ignore[misc]
-                    for i in range(0, body.nbytes, STREAM_CHUNK)
-                ),
-                headers=self._signed(url, headers),
-                redirect=False,
+                body=(body[i : i + STREAM_CHUNK] for i in range(0, body.nbytes, STREAM_CHUNK)),
             )
-        if response.status >= 300:
-            failure = Failure("put", key, code=_code(response.data), status=response.status)
-            raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
 
-    def _signed(self, url: str, headers: dict[str, str]) -> dict[str, str]:
-        """The headers that let a PUT of any body to `url` in."""
+    @property
+    def _bucket_url(self) -> str:
+        return _bucket_url(self._place.endpoint, self._place.region, self._place.bucket)
+
+    def _asked(
+        self, request: Failure, url: str, headers: dict[str, str], body: Any = None
+    ) -> BaseHTTPResponse:
+        """The answer to a GET, or a PUT of `body`; raises what a refusal of it means.
+
+        A signed URL would do, but urllib3 writes URLs to its log and its errors, so the signature
+        goes into a header.
+        """
+        method = "GET" if body is None else "PUT"
+        response = self._http.request(
+            method, url, body=body, headers=self._signed(method, url, headers), redirect=False
+        )
+        if response.status >= 300:
+            failure = replace(request, code=_code(response.data), status=response.status)
+            raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
+        return response
+
+    def _signed(self, method: str, url: str, headers: dict[str, str]) -> dict[str, str]:
+        """The headers that let a request to `url` in, whatever its body."""
         credentials = self._credentials.retrieve()
         now = datetime.now(timezone.utc)
         parts = urlsplit(url)
@@ -204,7 +212,7 @@ class MinioS3(Store):
         if credentials.session_token:
             headers["X-Amz-Security-Token"] = credentials.session_token
         return sign_v4_s3(  # type: ignore[return-value]
-            method="PUT",
+            method=method,
             url=parts,
             region=self._place.region,
             headers=headers,  # type: ignore[arg-type]
@@ -219,30 +227,51 @@ class MinioS3(Store):
             return ObjectInfo(key, _size(stat), _time(stat.last_modified))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        own_key = self._place.own_key
         with self._mapped_errors("list", prefix):
-            for item in self._listed(prefix, recursive=True):
-                if not item.is_dir:  # an empty mark of a folder, which other tools leave
-                    key = self._place.own_key(item.object_name or "")
-                    yield ObjectInfo(key, _size(item), _time(item.last_modified))
+            for page in self._pages(prefix):
+                for item in page.objects:
+                    if not item.name.endswith("/"):  # the mark of a folder, which other tools leave
+                        yield ObjectInfo(own_key(item.name), item.nbytes, item.modified)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         with self._mapped_errors("list", prefix):
-            folders = [item for item in self._listed(prefix, recursive=False) if item.is_dir]
-            names = [(item.object_name or "").rstrip("/").rsplit("/", 1)[-1] for item in folders]
-        return sorted(names)
+            pages = self._pages(prefix, delimiter="/")
+            inside = len(self._within(prefix))
+            names = [folder[inside:].rstrip("/") for page in pages for folder in page.folders]
+        return sorted(filter(None, names))  # of the folder itself, nothing is left
 
-    def _listed(self, prefix: str, *, recursive: bool) -> Iterator[Object]:
-        """What lies below a folder, without the folder's own mark."""
+    def _within(self, prefix: str) -> str:
+        """What the names of all begin with that lies below a folder."""
         folder = self._place.full_prefix(prefix)
-        within = f"{folder}/" if folder else ""
-        for item in self._over(Pages(self._http)).list_objects(
-            self._place.bucket, prefix=within or None, recursive=recursive
-        ):
-            name = item.object_name or ""
-            if not name.startswith(within):
-                raise StoreError(f"{self.url}: the server listed {name!r} as one of {within!r}")
-            if name != within:
-                yield item
+        return f"{folder}/" if folder else ""
+
+    def _pages(self, prefix: str, delimiter: str = "") -> Iterator[Page]:
+        """What lies below a folder; with a delimiter the folders in it, beside its objects.
+
+        No page is asked for twice, so that a listing comes to an end. The minio client would take
+        40 ms for a page of 1,000 keys, which takes 7 here.
+        """
+        within = self._within(prefix)
+        query = {"delimiter": delimiter, "encoding-type": "url", "list-type": "2"}
+        query |= {"max-keys": "1000", "prefix": within}
+        asked: set[str] = set()
+        following: str | None = ""
+        while following is not None:
+            if following in asked:
+                raise StoreError(
+                    f"list {self.url}/{prefix} at {self._place.server}: the server sent a listing "
+                    "whose next page is one that it sent before"
+                )
+            asked.add(following)
+            words = {"continuation-token": following, **query} if following else query
+            url = f"{self._bucket_url}?{urlencode(words, safe='', quote_via=quote)}"
+            page = Page.parse(self._asked(Failure("list", prefix), url, {}).data)
+            for name in (*(item.name for item in page.objects), *page.folders):
+                if not name.startswith(within):
+                    raise StoreError(f"{self.url}: the server listed {name!r} as one of {within!r}")
+            yield page
+            following = page.following
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = (DeleteObject(self._place.full_key(key)) for key in keys)
@@ -281,6 +310,26 @@ class _ProfileProvider(Provider):
     def retrieve(self) -> Credentials:
         frozen = self._keys.get_frozen_credentials()
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+
+def _client(
+    endpoint: str | None, region: str, http: urllib3.PoolManager, credentials: Provider | None
+) -> Minio:
+    parts = urlsplit(endpoint or "https://s3.amazonaws.com")
+    return Minio(
+        parts.netloc,
+        secure=parts.scheme == "https",
+        region=region,
+        http_client=http,
+        credentials=credentials,
+    )
+
+
+@lru_cache(maxsize=8)
+def _bucket_url(endpoint: str | None, region: str, bucket: str) -> str:
+    """Where the bucket is asked for: which host of AWS that is, the client knows."""
+    client = _client(endpoint, region, urllib3.PoolManager(), None)
+    return client.get_presigned_url("GET", bucket, "x").removesuffix("/x")  # without keys: unsigned
 
 
 def _length(response: BaseHTTPResponse) -> int | None:

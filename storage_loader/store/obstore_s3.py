@@ -60,7 +60,9 @@ def usable() -> bool:
 
 
 class ObstoreS3(MinioS3):
-    """`MinioS3`, but for what moves bytes."""
+    """`MinioS3`, but for what moves bytes; where no proxy is in the way."""
+
+    _proxy = None
 
     @cached_property
     def _client(self) -> ObstoreClient:
@@ -121,16 +123,17 @@ class ObstoreS3(MinioS3):
             raise_mapped(self._shown, Failure(verb, key, detail=str(error)), reason)
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
-        place = f"{self.url}/{key}"
         with self._mapped_panics("get", key):
-            path = self._place.full_key(key)
-            result = interruptible(partial(obstore.get, self._client, path))
-            size = result.meta["size"]
-            check_size(size, limit, place=place)
-            if size > _LARGE:
-                result = interruptible(partial(obstore.get, self._client_for_large, path))
-            pieces = result.stream(min_chunk_size=STREAM_CHUNK)
-            return interruptible(partial(whole, pieces, limit, place=place))
+            return interruptible(partial(self._get, key, limit))
+
+    def _get(self, key: str, limit: int) -> memoryview:
+        place, path = f"{self.url}/{key}", self._place.full_key(key)
+        result = obstore.get(self._client, path)
+        size = result.meta["size"]
+        check_size(size, limit, place=place)
+        if size > _LARGE:
+            result = obstore.get(self._client_for_large, path)
+        return whole(result.stream(min_chunk_size=STREAM_CHUNK), limit, place=place)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         """Of a slow server the beginning comes, and the rest is the next request's."""
