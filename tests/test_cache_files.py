@@ -159,8 +159,8 @@ def test_what_comes_in_some_seconds_is_fetched_early(
         return seconds * len(first)
 
     clock = SimpleNamespace(perf_counter=now, monotonic=time.monotonic)
-    monkeypatch.setattr("storage_loader.loader.fetch.source.time", clock)
-    monkeypatch.setattr("storage_loader.loader.fetch.source._EARLY_SECONDS", 1)
+    monkeypatch.setattr("storage_loader.loader.fetch.engine.time", clock)
+    monkeypatch.setattr("storage_loader.loader.fetch.engine._EARLY_SECONDS", 1)
     loader = DataLoader(
         the_config, batch_size=batch_size, shuffle=True, cache_dir=cache_dir, block=14, window=140
     )
@@ -272,7 +272,7 @@ def test_a_file_that_is_cut_under_a_loader_is_fetched_again(
 ) -> None:
     """Between two epochs; also where another loader has opened the cut file meanwhile."""
     watch(monkeypatch, local=False)
-    monkeypatch.setattr("storage_loader.loader.fetch.source._LOOK", 0.0, raising=False)
+    monkeypatch.setattr("storage_loader.loader.fetch.engine._LOOK", 0.0, raising=False)
 
     def child() -> None:  # where it may die
         how: dict[str, Any] = {"subset": range(count), "batch_size": 10, "cache_dir": cache_dir}
@@ -396,7 +396,7 @@ def test_bytes_between_two_wanted_ranges_do_not_replace_verified_ones(
             data[middle - start] ^= 4
 
     alter(monkeypatch, wrong)
-    monkeypatch.setattr("storage_loader.loader.fetch.source._EARLY_SECONDS", 0)  # not whole at once
+    monkeypatch.setattr("storage_loader.loader.fetch.engine._EARLY_SECONDS", 0)  # not whole at once
     # Its block comes first, then most others, and that row itself last.
     wanted = [*range(112, 118), *range(112), *range(119, 231), 118]
     seen = []
@@ -492,7 +492,7 @@ def test_a_full_disk_streams_through_memory_with_one_warning(
     again = DataLoader(the_config, cache_dir=cache_dir, **how)  # there is room again
     assert numbers_in(again, LARGE) == expected
     assert len(warnings_of(caplog)) == 1
-    assert again._source.is_complete
+    assert again._engine.is_complete
 
 
 @pytest.mark.parametrize("where", ["a folder", "a new file", "the count"])
@@ -599,7 +599,7 @@ def test_the_gil_is_freed_until_all_is_here(
 ) -> None:
     """From then on whole rows are copied, which is faster; through memory that never comes."""
     watch(monkeypatch, local=False)
-    source = DataLoader(one_object, cache_dir=cache_dir, cache_size=cache_size)._source
+    source = DataLoader(one_object, cache_dir=cache_dir, cache_size=cache_size)._engine
     freed = []
     for rows in (range(100), range(ROWS), range(ROWS)):
         ready = source.prepare(np.array(rows), threading.Event()).now()
@@ -937,8 +937,8 @@ def test_a_cache_that_is_removed_under_a_loader_is_filled_again(
     watch(monkeypatch, local=False)
     loader = DataLoader(the_config, batch_size=16, cache_dir=tmp_path / "cache")
     assert numbers_in(loader, wide) == list(range(200))
-    assert loader._source.is_complete
+    assert loader._engine.is_complete
     shutil.rmtree(tmp_path / "cache")
-    loader._source._held.clear()  # as if more objects had been opened than are kept
+    loader._engine._held.clear()  # as if more objects had been opened than are kept
     assert numbers_in(loader, wide) == list(range(200))
     assert numbers_in(loader, wide) == list(range(200))

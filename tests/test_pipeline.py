@@ -357,7 +357,7 @@ def test_an_early_exit_of_an_epoch_that_fetches_nothing(
         the_config, subset=slice(0, 100), cache_dir=tmp_path / "cache", prefetch=10**5
     )
     assert numbers_in(loader, LARGE) == list(range(100))
-    assert not loader._source.is_complete
+    assert not loader._engine.is_complete
     seen = []
     for batch in loader:
         seen += numbers_in([batch], LARGE)

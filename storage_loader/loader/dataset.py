@@ -63,16 +63,16 @@ class Dataset(View):
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> Any:
         if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
             number = _row_number(int(index), self.num_rows)
-            return self._finish(self._source.row(number), (number,))
+            return self._finish(self._engine.row(number), (number,))
         if isinstance(index, slice):
-            self._source.confirm(range(*index.indices(self.num_rows)))
+            self._engine.confirm(range(*index.indices(self.num_rows)))
         rows = _row_numbers(index, self.num_rows)
-        return self._finish(self._source.read(rows), rows)
+        return self._finish(self._engine.read(rows), rows)
 
     def rows(self, index: Sequence[int]) -> list[Any]:
         """`[ds[i] for i in index]`, read at once."""
         numbers = _row_numbers(index, self.num_rows)
-        arrays = self._source.read(numbers)
+        arrays = self._engine.read(numbers)
         return [self._finish(one_row(arrays, i), numbers[i : i + 1]) for i in range(len(numbers))]
 
     def __iter__(self) -> Iterator[Any]:

@@ -175,7 +175,7 @@ class Reader:
             meter.gathered = 0.0  # in the workers
             due = _stamped(chunks, meter)
             singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
-            tasks = singles if self.view._source.holds else unprepared(epoch)
+            tasks = singles if self.view._engine.holds else unprepared(epoch)
             with self.pool.workers(job, self.settings.num_workers) as workers:
                 for one, (batch, traffic) in workers.map(tasks):
                     meter.add_traffic(traffic)
@@ -183,7 +183,7 @@ class Reader:
 
     def _due(self, epoch: Epoch, stop: threading.Event) -> Generator[Due, None, None]:
         return due_batches(
-            self.view._source,
+            self.view._engine,
             epoch,
             stop,
             row_nbytes=self.view.schema.row_nbytes,
@@ -213,7 +213,7 @@ def _make(view: View, settings: Settings, due: Due) -> Any:
     """In a worker: the finished batch, and what was fetched for it."""
     (rows,), (valid,) = due.rows, due.valid
     before = view._counter.total
-    batch = _batch(view, settings, Read(due.first, rows, valid, view._source.read(rows)))
+    batch = _batch(view, settings, Read(due.first, rows, valid, view._engine.read(rows)))
     return batch, view._counter.total - before
 
 

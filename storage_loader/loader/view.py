@@ -15,8 +15,8 @@ from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
 from .feed import Feed
 from .fetch.cache import Cache, cache_folder
+from .fetch.engine import Engine
 from .fetch.objects import Objects
-from .fetch.source import Source
 from .fill.parts import Array
 from .order import Rows
 
@@ -56,7 +56,7 @@ class View:
         self._cache_size = cache_size
         self._snapshot: Snapshot | None = None  # which a forked child has, too
         self._pinned: PerProcess[Snapshot] = PerProcess()
-        self._process_source: PerProcess[Source] = PerProcess()
+        self._process_engine: PerProcess[Engine] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
         self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
 
@@ -79,7 +79,7 @@ class View:
     def _unpin(self) -> None:
         """Fix the version anew at next use."""
         self._snapshot = None
-        self._pinned, self._process_source = PerProcess(), PerProcess()
+        self._pinned, self._process_engine = PerProcess(), PerProcess()
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""
@@ -111,14 +111,14 @@ class View:
         return self._process_catalog.get(lambda: Catalog(self.config))
 
     @property
-    def _source(self) -> Source:
-        return self._process_source.get(self._make_source)
+    def _engine(self) -> Engine:
+        return self._process_engine.get(self._make_engine)
 
     @property
     def _counter(self) -> Counter:
         return self._process_counter.get(Counter)
 
-    def _make_source(self) -> Source:
+    def _make_engine(self) -> Engine:
         store = self._catalog.store
         if not store.is_local:
             store = CountedStore(store, self._counter)
@@ -126,7 +126,7 @@ class View:
         if self._cache_size != 0:
             folder = cache_folder(self._cache_dir)
             cache = Cache(folder, store, self._cache_size, keys=snapshot.keys)
-        return Source(Objects(store, snapshot, self.schema, verify=self._verify), cache)
+        return Engine(Objects(store, snapshot, self.schema, verify=self._verify), cache)
 
     def _at(self, version: Version) -> Snapshot:
         """The dataset at this version, checked; changes nothing."""
@@ -141,7 +141,7 @@ class View:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._snapshot = snapshot
-        other._process_source = PerProcess()
+        other._process_engine = PerProcess()
         return other
 
     def _finish(self, arrays: Mapping[str, Array], rows: Sequence[int] | Rows) -> Any:

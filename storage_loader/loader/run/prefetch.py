@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...schema import Schema
-from ..fetch.source import WORK_NBYTES, Source
+from ..fetch.engine import WORK_NBYTES, Engine
 from ..fetch.work import Preparation, Prepare
 from ..fill.gather import Ready, gathered
 from ..fill.memory import Memory
@@ -35,7 +35,7 @@ class Due:
     first: int  # global batch, from the epoch's start or the resumed row on
     rows: Rows  # numbers in the dataset, shape (batches, rows); -1 is padding
     valid: npt.NDArray[np.bool_]  # in the shape of `rows`
-    ready: Ready | None = None  # None: read them from the source
+    ready: Ready | None = None  # None: read them from the engine
 
     def one(self, i: int) -> Due:
         """Batch `i` of these, for another process to read."""
@@ -54,7 +54,7 @@ class Read:
 
 
 def due_batches(
-    source: Source,
+    engine: Engine,
     epoch: Epoch,
     stop: threading.Event,
     *,
@@ -68,12 +68,12 @@ def due_batches(
     Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
-    is_complete = source.is_complete
+    is_complete = engine.is_complete
     share = _CHUNKS_HERE if is_complete else _CHUNKS
     plan = chunks(epoch, most=max(1, prefetch // share // batch_nbytes))
     in_flight = prefetch // _IN_FLIGHT_SHARE
     prepared = partial(
-        _prepared, source, work_nbytes=max(1, min(WORK_NBYTES, in_flight // threads))
+        _prepared, engine, work_nbytes=max(1, min(WORK_NBYTES, in_flight // threads))
     )
     for chunk in plan:
         preparation = prepared(chunk, stop)
@@ -95,18 +95,18 @@ def due_batches(
 
 
 def _prepared(
-    source: Source, chunk: Chunk, stop: threading.Event, *, work_nbytes: int
+    engine: Engine, chunk: Chunk, stop: threading.Event, *, work_nbytes: int
 ) -> Preparation[Due]:
     rows = chunk.rows()
     fetched = rows
-    if source.holds and not source.is_complete:
+    if engine.holds and not engine.is_complete:
         fetched = np.append(rows, chunk.rows_beyond())
     epoch = chunk.epoch
     share = None
-    is_alone = epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= source.num_rows
+    is_alone = epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= engine.num_rows
     if is_alone and chunk.first:  # nothing comes early before the first batch
         share = _WHOLE_SHARE if chunk.end else 0.0
-    ready = source.prepare(fetched, stop, work_nbytes=work_nbytes, whole_share=share)
+    ready = engine.prepare(fetched, stop, work_nbytes=work_nbytes, whole_share=share)
     due = Due(chunk.first, rows, chunk.valid())
     return Preparation(ready.works, lambda: replace(due, ready=ready.finish()))
 

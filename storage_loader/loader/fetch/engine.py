@@ -42,7 +42,7 @@ _GROUPS = 16  # of rows in held objects that are one piece of work
 Kept = tuple[MappedObject, Blocks]  # and those of its blocks to bring
 
 
-class Source:
+class Engine:
     """Reads rows of a snapshot's objects. Safe from many threads.
 
     Objects are held on this machine where the store is local or there is a `cache`; what is not
