@@ -17,7 +17,7 @@ from rows import ATTRIBUTES, ROW, config, make, numbers_in
 
 from storage_loader import DataConfig, DataLoader, Dataset, Stats, save
 from storage_loader.loader.run.stats import Meter
-from storage_loader.store import CountedStore, Counter, MemoryStore, Traffic
+from storage_loader.store import CountedStore, Counter, MemoryStore, Store, Traffic
 
 COUNT = 100
 ROW_NBYTES = sum(a.row_nbytes for a in ATTRIBUTES)
@@ -399,3 +399,23 @@ def test_stats_of_worker_processes_count_rows(folder: dict[str, str]) -> None:
     assert loader.stats.wait_gather == 0
     check_identities(loader.stats)
     del loader
+
+
+def test_what_counts_forwards_all_that_a_store_does_in_its_own_way() -> None:
+    """A verb that is not forwarded would be the slow one of `Store`, silently."""
+    composed = {"find", "once"}  # of verbs that are forwarded
+    public = {
+        name
+        for kind in Store.__subclasses__()
+        if kind.__module__.startswith("storage_loader.")
+        for name in vars(kind)
+        if not name.startswith("_") and hasattr(Store, name)
+    }
+    assert {"get_many", "find_and_list", "noting", "until", "ends_puts"} <= public
+    assert public - composed <= set(dir(CountedStore)) & {
+        *vars(CountedStore), *vars(counted_anew())
+    }  # fmt: skip
+
+
+def counted_anew() -> CountedStore:
+    return CountedStore(MemoryStore("memory://anew"), Counter())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from typing_extensions import Buffer
 
 from ..ranges import Range
-from .base import WHOLE, Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, Infos, ObjectInfo, Store
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class CountedStore(Store):
         self._counter = counter
         self.url = inner.url
         self.is_local = inner.is_local
+        self.ends_puts = inner.ends_puts
 
     @property
     def origin(self) -> str:
@@ -83,6 +84,15 @@ class CountedStore(Store):
         found = self._inner.find_all(keys, limit=limit)
         self._received([data for data in found if data is not None])
         return found
+
+    def find_and_list(
+        self, key: str, prefix: str, *, limit: int = WHOLE
+    ) -> tuple[memoryview | None, Infos]:
+        self._counter.add(requests=2)
+        data, infos = self._inner.find_and_list(key, prefix, limit=limit)
+        if data is not None:
+            self._received([data])
+        return data, infos
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         self._counter.add(requests=1)
@@ -135,6 +145,11 @@ class CountedStore(Store):
     def until(self, stop: threading.Event) -> CountedStore:
         other = copy.copy(self)
         other._inner = self._inner.until(stop)
+        return other
+
+    def noting(self, note: Callable[[], None]) -> CountedStore:
+        other = copy.copy(self)
+        other._inner = self._inner.noting(note)
         return other
 
     def _received(self, buffers: Buffers) -> Buffers:

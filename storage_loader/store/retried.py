@@ -75,6 +75,7 @@ class RetriedStore(Store):
         self._notes: tuple[Callable[[], None], ...] = ()
         self.url = inner.url
         self.is_local = inner.is_local
+        self.ends_puts = inner.ends_puts
 
     @property
     def origin(self) -> str:
