@@ -7,16 +7,18 @@ PINS  := requirements/torch.txt requirements/runtime.txt requirements/frameworks
 
 # The pins are for Python 3.11; another one is tried where that is missing.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+# For a bare install: any that the package supports.
+BARE_PYTHON ?= python3.13
 # Processes that run the tests.
 JOBS ?= 2
 # More words for pytest, for example PYTEST_ARGS="-k folder -x".
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench s3
+.PHONY: help venv demo test test-bare lint bench s3
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 
@@ -36,6 +38,11 @@ demo: $(STAMP)  ## store a real dataset and train a network from it
 
 test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPOINT names a server
 	$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-bare:  ## run the tests of a bare install, without frameworks: make test-bare BARE_PYTHON=python3.13
+	$(BARE_PYTHON) -m venv .venv-bare
+	.venv-bare/bin/python -m pip install -r requirements/bare.txt --editable .
+	.venv-bare/bin/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(PY) -m ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from rows import make, numbers_in
 from test_cache_files import LARGE, alter, cached_files, fill, pixels_of, table_of
 from threads import running
 
-import storage_loader.torch
 from storage_loader import DataConfig, DataLoader, Dataset
 from storage_loader.errors import (
     ChecksumError,
@@ -287,11 +287,11 @@ def test_without_verification_rows_come_as_they_are(
 
 
 def test_verify_is_a_flag(one_object: DataConfig) -> None:
-    for made in (
-        DataLoader,
-        Dataset,
-        storage_loader.torch.DataLoader,
-        storage_loader.torch.Dataset,
-    ):
+    makers: list[Any] = [DataLoader, Dataset]
+    if find_spec("torch") is not None:
+        from storage_loader import torch as for_torch
+
+        makers += [for_torch.DataLoader, for_torch.Dataset]
+    for made in makers:
         with pytest.raises(ConfigError, match=r"^verify 'no': True or False"):
             made(one_object, verify="no")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import tracemalloc
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from hostile import BASE, MALICIOUS, PREFIX
 from rows import numbers_in
 
 from storage_loader import DataConfig, DataLoader, Dataset
-from storage_loader import torch as for_torch
 from storage_loader.catalog import Catalog, StoredObject
 from storage_loader.errors import FormatError, ObjectNotFoundError, StorageLoaderError
 from storage_loader.layout import ObjectLayout
@@ -41,8 +41,13 @@ READERS: dict[str, Read] = {
     "Dataset": lambda c, cache: [Dataset(c)[:]],
     "index": lambda c, cache: DataLoader(c, batch_size=4, index=True),
     "cache": lambda c, cache: DataLoader(c, batch_size=4, cache_dir=cache),
-    "torch": lambda c, cache: map(arrays, for_torch.DataLoader(c, shuffle=True, cache_dir=cache)),
 }
+if find_spec("torch") is not None:
+    from storage_loader import torch as for_torch
+
+    READERS["torch"] = lambda c, cache: map(
+        arrays, for_torch.DataLoader(c, shuffle=True, cache_dir=cache)
+    )
 
 
 def expanded(value: Any) -> Any:
