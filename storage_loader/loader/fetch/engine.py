@@ -57,7 +57,7 @@ class Engine:
         self._cache = None if store.is_local else cache
         self.holds = store.is_local or self._cache is not None
         self.num_rows = snapshot.num_rows
-        self._remote = DirectReader(objects)
+        self._direct = DirectReader(objects)
         self._held: OrderedDict[int, MappedObject] = OrderedDict()
         self._verified: dict[int, Blocks] = {}  # of objects that are not complete
         self._complete = np.zeros(len(snapshot.objects), bool)
@@ -221,13 +221,12 @@ class Engine:
             self._confirm(np.array([group.index for group in groups], np.int64))
         copies = Copies(self._schema, numbers)
         if not self.holds:
-            works = self._remote.works(groups, copies, stop, most=work_nbytes)
+            works = self._direct.works(groups, copies, stop, most=work_nbytes)
             return Preparation(works, copies.ready)
 
         def copy(some: list[ObjectRows]) -> None:
             left = [rest for group in some for rest in self._copy(group, copies, stop, kept)]
-            left = [rest for rest in left if len(rest.rows)]
-            for work in self._remote.works(left, copies, stop, most=work_nbytes):
+            for work in self._direct.works(left, copies, stop, most=work_nbytes):
                 work.run()
 
         row_nbytes = self._schema.row_nbytes
@@ -256,18 +255,20 @@ class Engine:
             if found is None:  # no room for what is missing of it
                 held = self._object(group.index)
                 here = held.are_here(group.rows)
-                group, left = group.some(here), [group.some(~here)]
+                left = [] if here.all() else [group.some(~here)]
+                if not here.any():
+                    return left
+                group = group.some(here)
                 needed = needed_blocks(
                     self._snapshot.objects[group.index], self._schema, group.rows
                 )
             else:
                 held, needed = found
-            if len(group.rows):
-                held.ensure(needed, stop)
+            held.ensure(needed, stop)
         except NotKeptError as error:
             self._note_not_kept(error)
             return [group, *left]
-        if len(group.rows) and not stop.is_set():
+        if not stop.is_set():
             self._note_complete(group.index)
             with copies.part(group.places) as part:
                 for name, out in part.items():
