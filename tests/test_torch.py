@@ -165,6 +165,8 @@ def test_large_batches_are_gathered_by_torch(
 
     monkeypatch.setattr(torch, "index_select", counted)
     monkeypatch.setattr(gather, "select_rows", noted)
+    # Files that are in memory are made ready by nobody else.
+    monkeypatch.setattr("storage_loader.loader.fetch.mapped.is_resident", lambda data: False)
     size = max(1, count // 2 - 1)
     loader = DataLoader(the_config, batch_size=size, shuffle="global", last_batch="pad")
     for _ in range(2):

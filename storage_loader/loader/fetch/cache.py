@@ -24,7 +24,6 @@ from .cache_file import (
     CacheFullError,
     delete_unused,
     taken_nbytes,
-    the_only,
 )
 from .locks import PATIENCE, LockFile, LockTimeoutError, lock_file
 from .origin import note_origin, origin_id
@@ -119,7 +118,7 @@ class Cache:
                     with open_below(own, [self._origin_id]) as place:
                         note_origin(self._origin, place)
                         with open_below(place, folders) as folder:
-                            return the_only(CacheFile(name, folder, nbytes, num_blocks, locks))
+                            return CacheFile(name, folder, nbytes, num_blocks, locks)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
         except OSError as error:
             if error.errno in FULL:

@@ -78,14 +78,13 @@ class CacheFile:
         try:
             found = os.fstat(self._descriptor)
             os.utime(self._descriptor)  # last used now
-            mapped = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
+            mapped = _mapped(self._descriptor, found, num_blocks)
         except BaseException:
             self.close()
             raise
-        self.verified = verified_blocks(identity_of(found), num_blocks)  # set in place
+        self.verified = mapped.verified  # set in place
         self.data = memoryview(mapped)[:nbytes]
         self._locks = locks
-        self.place = found.st_dev, found.st_ino
         self._first_number = (found.st_ino % _NAMESAKES + 1) << _NUMBERS_BITS
         self._patience = PATIENCE
 
@@ -242,15 +241,26 @@ class Writer:
         self._start = end
 
 
-def the_only(file: CacheFile) -> CacheFile:
-    """The one that this process has of the same file, for all its loaders, where that is whole."""
-    shared = _open.setdefault((os.getpid(), *file.place), file)
-    if shared is file or shared.is_whole:
-        return shared
-    return file
+class _Map(mmap.mmap):
+    """A cache file in memory, and which of its blocks are verified."""
+
+    verified: Blocks
 
 
-_open: WeakValueDictionary[tuple[int, ...], CacheFile] = WeakValueDictionary()
+# Maps, not `CacheFile`s: those close their files when they end, in the middle of which another
+# thread could find one here.
+_maps: WeakValueDictionary[tuple[int, ...], _Map] = WeakValueDictionary()
+
+
+def _mapped(descriptor: int, found: os.stat_result, num_blocks: int) -> _Map:
+    """The map of a file that was opened, one for all who have it open in this process."""
+    place = (os.getpid(), found.st_dev, found.st_ino, found.st_size)
+    shared = _maps.get(place)
+    if shared is None:
+        shared = _Map(descriptor, found.st_size, access=mmap.ACCESS_READ)
+        shared.verified = verified_blocks(identity_of(found), num_blocks)
+        _maps[place] = shared
+    return shared
 
 
 @cache
