@@ -225,6 +225,8 @@ def test_leaving_early_does_not_wait_for_another_process(
         return got
 
     monkeypatch.setattr(LockFile, "_lock", lock)
+    # Were what the other has fetched by now found in memory, nothing would be fetched ahead.
+    monkeypatch.setattr("storage_loader.loader.fetch.mapped.is_resident", lambda data: False)
     rows = [*range(250, 400), *range(250)]  # the second object first: the other holds the first
     one = Loading(the_config, cache_dir, hold=True)
     with loading(one):
