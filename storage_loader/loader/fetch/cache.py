@@ -62,7 +62,7 @@ def count_anew(own: int, path: Path) -> None:
     what = f"the count of the cache {path}"
     with suppress(LockTimeoutError), locks.held(what, [_COUNTING], threading.Event(), PATIENCE):
         usage = _Usage(locks, own)
-        usage.total = sum(nbytes for _, nbytes, _, _ in _cache_files(own))
+        usage.count()
         usage.write()
 
 
@@ -193,8 +193,7 @@ class Cache:
 
     def _evict(self, usage: _Usage, wanted: int) -> int:
         """Delete files that nobody has open or reads here until there is room for so many bytes."""
-        files = sorted(_cache_files(usage.folder))  # by time of last use
-        usage.total = sum(nbytes for _, nbytes, _, _ in files)  # what was reserved in vain goes
+        files = sorted(usage.count())  # by time of last use; what was reserved in vain goes
         room = self._room(usage)
         for _, nbytes, place, name in files:
             if room >= wanted:
@@ -234,7 +233,7 @@ class Cache:
                     return
                 usage = _Usage(locks, own)
                 if not self._counted or usage.is_lost:
-                    usage.total = sum(nbytes for _, nbytes, _, _ in _cache_files(own))
+                    usage.count()
                     self._counted = True
                 yield usage
                 usage.write()
@@ -256,6 +255,12 @@ class _Usage:
         self.is_lost = not text.isdigit()
         self._read = self.total = -1 if self.is_lost else int(text)
 
+    def count(self) -> list[_Found]:
+        """Count anew: the files that were found."""
+        files = list(_cache_files(self.folder))
+        self.total = sum(nbytes for _, nbytes, _, _ in files)
+        return files
+
     def write(self) -> None:
         if self.total != self._read:
             os.pwrite(self._file.descriptor, b"%31d\n" % self.total, 0)
@@ -269,8 +274,12 @@ def _disk(folder: Path) -> os.statvfs_result:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
-def _cache_files(folder: int) -> Iterator[tuple[int, int, tuple[str, ...], str]]:
-    """Of every cache file below: time of last use, see `taken_nbytes`, folders to it, name."""
+_Found = tuple[int, int, tuple[str, ...], str]
+"""Of a cache file: time of last use, see `taken_nbytes`, folders to it, name."""
+
+
+def _cache_files(folder: int) -> Iterator[_Found]:
+    """Every cache file below."""
     for place, _, names, below in os.fwalk(dir_fd=folder):
         for name in names:
             if name.endswith(SUFFIX):

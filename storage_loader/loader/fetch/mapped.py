@@ -80,7 +80,7 @@ class MappedObject:
 
     def are_here(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of the object's rows are here in all attributes, as far as is known."""
-        here = self.verified if self._file is None else self.verified | self._file.present
+        here = self._here()
         found = np.ones(len(rows), bool)
         for attribute in self._objects.schema:
             name = attribute.name
@@ -92,22 +92,27 @@ class MappedObject:
 
     def missing_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that must be fetched or read, as far as is known."""
-        if self._file is None:
-            return 0
-        here = self.verified | self._file.present
-        ranges = self._layout.block_ranges[needed & ~here]
-        return int((ranges[:, 1] - ranges[:, 0]).sum())
+        return self._nbytes(needed & ~self._here())
 
     def unverified_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that are not verified yet."""
-        ranges = self._layout.block_ranges[needed & ~self.verified]
+        return self._nbytes(needed & ~self.verified)
+
+    def _nbytes(self, blocks: Blocks) -> int:
+        ranges = self._layout.block_ranges[blocks]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
+
+    def _here(self) -> Blocks:
+        """The blocks that lie on this machine, as far as is known."""
+        if self._file is None:
+            return np.ones_like(self.verified)
+        return self.verified | self._file.present
 
     def reserve(self, cache: Cache, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes those of the blocks that must be fetched; see `Cache.reserve`."""
         assert self._file is not None
         layout = self._layout
-        ranges = layout.block_ranges[needed & ~self.verified & ~self._file.present]
+        ranges = layout.block_ranges[needed & ~self._here()]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
             ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
@@ -138,7 +143,7 @@ class MappedObject:
         todo = needed & ~self.verified
         if not todo.any():
             return []
-        here = np.ones_like(todo) if self._file is None else self._file.present
+        here = self._here()
         return [
             Work(
                 0 if is_here else nbytes,
