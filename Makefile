@@ -53,4 +53,4 @@ bench: $(STAMP)  ## run the benchmarks
 	$(PY) -m benchmarks
 
 s3:  ## start a real S3 server on this machine and print its settings: eval "$(make -s s3)"
-	@$(PYTHON) tests/s3_server.py up
+	@$(PYTHON) tests/support/s3_server.py up

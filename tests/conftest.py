@@ -2,7 +2,7 @@
 
 S3 is moto in this process, one server for each pytest-xdist worker. Where
 STORAGE_LOADER_TEST_S3_ENDPOINT is set it is that server instead, with the _ACCESS_KEY, _SECRET_KEY
-and _REGION beside it; tests/s3_server.py starts one and prints them.
+and _REGION beside it; tests/support/s3_server.py starts one and prints them.
 
 A test that takes a fixture named s3_* carries the marker `s3` by itself. One that asks for it only
 while running (`request.getfixturevalue`) has to be marked by hand.
@@ -10,27 +10,23 @@ while running (`request.getfixturevalue`) has to be marked by hand.
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
-import threads
-from answers import Answers, answering
-from faulty import watch
-from minio import Minio
-from minio.deleteobjects import DeleteObject
 
-collect_ignore_glob = [] if find_spec("torch") else ["test_torch*.py"]
+from tests.support import threads
+from tests.support.answers import Answers, answering
+from tests.support.faulty import watch
+from tests.support.s3 import S3Server, moto_server, new_bucket
+
+collect_ignore_glob = [] if find_spec("torch") else ["torch/test_torch*.py"]
 
 SETTINGS = [
     f"STORAGE_LOADER_TEST_S3_{name}" for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
@@ -82,27 +78,6 @@ def threads_of_this_test() -> None:
     threads.forget_earlier()
 
 
-@dataclass(frozen=True)
-class S3Server:
-    """An S3 server that answers, and keys that may do everything on it."""
-
-    endpoint: str  # with its scheme: "http://127.0.0.1:9300"
-    access_key: str
-    secret_key: str
-    region: str
-    real: bool  # False: moto, which accepts any keys and knows no permissions
-
-    def client(self) -> Minio:
-        url = urlsplit(self.endpoint)
-        return Minio(
-            url.netloc,
-            access_key=self.access_key,
-            secret_key=self.secret_key,
-            region=self.region,
-            secure=url.scheme == "https",
-        )
-
-
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """The server of this test run."""
@@ -110,19 +85,7 @@ def s3_server() -> Iterator[S3Server]:
     if values[0]:
         yield S3Server(*values, real=True)
     else:
-        yield from _moto_server()
-
-
-def _moto_server() -> Iterator[S3Server]:
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = ("testaccesskey", "testsecretkey")
-    yield S3Server(f"http://{host}:{port}", *keys, region="us-east-1", real=False)
-    server.stop()
+        yield from moto_server()
 
 
 @pytest.fixture
@@ -130,28 +93,6 @@ def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     """The name of a new, empty bucket; it goes, with all that is in it, after the test."""
     with new_bucket(s3_server) as bucket:
         yield bucket
-
-
-@contextmanager
-def new_bucket(server: S3Server) -> Iterator[str]:
-    """The name of a new, empty bucket, which is there while the block runs."""
-    client = server.client()
-    bucket = f"storage-loader-test-{uuid.uuid4().hex[:16]}"
-    client.make_bucket(bucket)
-    try:
-        yield bucket
-    finally:
-        remove_bucket(client, bucket)
-
-
-def remove_bucket(client: Minio, bucket: str) -> None:
-    """Delete a bucket and all objects in it. Does nothing where there is none."""
-    if not client.bucket_exists(bucket):
-        return
-    found = client.list_objects(bucket, recursive=True)
-    failed = list(client.remove_objects(bucket, (DeleteObject(o.object_name) for o in found)))
-    assert not failed, f"{len(failed)} objects of {bucket} were not deleted, first: {failed[0]}"
-    client.remove_bucket(bucket)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from forked import Forked, forked
 
 from storage_loader.process import PerProcess
+from tests.support.forked import Forked, forked
 
 
 def test_it_is_made_at_first_use_and_kept() -> None:

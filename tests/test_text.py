@@ -17,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rows import config, make
 
 import storage_loader
 from storage_loader import DataConfig, DataLoader, errors, list_datasets, save
@@ -33,6 +32,7 @@ from storage_loader.loader.fetch.cache import Cache
 from storage_loader.store.memory import MemoryStore
 from storage_loader.store.s3_place import Failure, S3Place, raise_mapped
 from storage_loader.text import printable
+from tests.support.rows import config, make
 
 ROOT = Path(storage_loader.__file__).parent
 

@@ -1,0 +1,1 @@
+"""`storage_loader.catalog`: commits, versions, garbage, verifying, and listings."""

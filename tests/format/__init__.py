@@ -1,0 +1,1 @@
+"""docs/format.md is true: the golden dataset, and a reader written from that page alone."""

@@ -1,0 +1,55 @@
+"""Made the dataset beside it, once; it stays as it is, and every later version must read it.
+
+    python -m tests.format.golden.make FOLDER
+
+Rows are numbered as tests/support/rows.py does. What a reader must cope with: all dtypes, an axis
+of 0, blocks of 3 rows with a shorter last one, two layouts in one commit, a replaced commit, two
+refreshes at once of which one is void, an append.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+from storage_loader import Attribute, DataConfig, save
+from storage_loader.catalog import Catalog
+from storage_loader.schema import DTYPES
+from tests.support.rows import ROW, make
+
+ATTRIBUTES = [
+    Attribute("image", "uint8", (3, 5)),
+    Attribute(ROW, "int64"),
+    Attribute("one", "float32", (1,)),
+    Attribute("nothing", "float64", (2, 0)),
+    *(Attribute(f"a {dtype}", dtype, (3,)) for dtype in DTYPES),
+]
+ADDITIONAL = {"split": "trän", "version": 1, "share": 0.5, "final": True, "note": None}
+ROWS = [*range(200, 217), *range(300, 304)]  # what the newest version holds
+OBJECT_ROWS = 7
+
+
+def main(folder: str) -> None:
+    config = DataConfig("golden", ATTRIBUTES, ADDITIONAL, folder)
+    names = (f"{number:016x}" for number in itertools.count())
+    stale = Catalog(config).commit_ids
+    with (
+        patch("storage_loader.saver.saver.capacity", lambda *args: OBJECT_ROWS),
+        patch("storage_loader.hdf5.template.block_rows", lambda nbytes: 3),
+        patch("storage_loader.saver.saver.secrets.token_hex", lambda n: next(names)[-2 * n :]),
+    ):
+        save(config, make(range(4), ATTRIBUTES))
+        listed = stale()
+        save(config, make(range(100, 102), ATTRIBUTES), refresh=True)
+        with patch.object(Catalog, "commit_ids", lambda self: listed):
+            save(config, make(range(200, 217), ATTRIBUTES), refresh=True)
+        save(config, make(range(300, 304), ATTRIBUTES))
+    for left in Path(folder).rglob(".tmp-*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,314 @@
+"""docs/format.md is enough to read a dataset, and what was stored once stays readable.
+
+`Independent` is a reader written from that page alone: JSON, byte ranges and XXH3, nothing of this
+library and no HDF5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader.config import MIN_OBJECT_SIZE
+from storage_loader.errors import SaverError, StorageLoaderError
+from storage_loader.schema import DTYPES
+from storage_loader.store import MemoryStore
+from tests.format.golden import make as golden
+from tests.format.golden.make import ADDITIONAL, ATTRIBUTES, ROWS
+from tests.support import ROOT
+from tests.support.faulty import FailAt, watch
+from tests.support.rows import ATTRIBUTES as NUMBERED
+from tests.support.rows import assert_rows, config, make, stored
+
+GOLDEN = Path(__file__).parent / "golden" / "store"
+FILES = sorted(path for path in GOLDEN.rglob("*") if path.is_file())
+
+ITEM = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM |= {"complex64": 8, "complex128": 16}
+ITEM |= {f"{u}int{bits}": bits // 8 for u in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8"
+    )
+
+
+class Independent:
+    """Reads a dataset by docs/format.md. `files`: keys below the storage to their bytes."""
+
+    def __init__(self, files: dict[str, bytes], name: str, additional: dict[str, Any]) -> None:
+        digest = hashlib.sha256(canonical([name, additional])).hexdigest()
+        prefix = f"{name}/{digest[:16]}/"
+        self.files = {k.removeprefix(prefix): v for k, v in files.items() if k.startswith(prefix)}
+        description = json.loads(self.files["dataset.json"])
+        assert set(description) == {"format", "name", "additional", "attributes"}
+        assert (description["format"], description["name"]) == (1, name)
+        assert description["additional"] == additional
+        assert canonical(description) == self.files["dataset.json"]
+        self.attributes = description["attributes"]
+        self.commits = {}
+        for key, body in self.files.items():
+            found = re.fullmatch(r"metadata/(0\d{11})-(.+)-(\d{6})\.json", key)
+            if found:
+                identity = (int(found[1]), found[2], int(found[3]))
+                self.commits[identity] = key[len("metadata/") : -len(".json")], json.loads(body)
+
+    def live(self) -> list[dict[str, Any]]:
+        replaced: set[str] = set()
+        standing = []
+        counting = {identity[1:]: identity for identity in sorted(self.commits, reverse=True)}
+        for identity in sorted(counting.values(), reverse=True):
+            name, commit = self.commits[identity]
+            if replaced.isdisjoint(commit["replaces"]):
+                replaced |= set(commit["replaces"])
+                standing.append((name, commit))
+        return [commit for name, commit in reversed(standing) if name not in replaced]
+
+    def rows(self) -> dict[str, bytes]:
+        """Each attribute's values over all rows, every checksum verified."""
+        values = {a["name"]: b"" for a in self.attributes}
+        digest = hashlib.sha256(canonical(self.attributes)).hexdigest()
+        for commit in self.live():
+            assert commit["format"] == 1
+            assert commit["schema"] == digest[:16]
+            columns = commit["objects"]
+            assert set(columns) == {
+                "key", "rows", "nbytes", "checksum", "blocks_checksum", "layout"
+            }  # fmt: skip
+            for place in range(len(columns["key"])):
+                one = {name: column[place] for name, column in columns.items()}
+                for name, piece in self._object(one, commit["layouts"]).items():
+                    values[name] += piece
+        return values
+
+    def _object(self, one: dict[str, Any], layouts: list[Any]) -> dict[str, bytes]:
+        assert re.fullmatch(r"objects/[^/]+/[^/]+\.h5", one["key"])
+        data = self.files[one["key"]]
+        assert len(data) == one["nbytes"]
+        assert f"{xxhash.xxh3_64_intdigest(data):016x}" == one["checksum"]
+        layout = layouts[one["layout"]]
+        checksums, columns, parts = [], {}, []
+        for a in self.attributes:
+            row_nbytes = int(np.prod(a["shape"], dtype=np.int64)) * ITEM[a["dtype"]]
+            start = layout["offsets"][a["name"]]
+            end = start + one["rows"] * row_nbytes
+            columns[a["name"]] = data[start:end]
+            if not row_nbytes:
+                assert start == 0
+                continue
+            parts.append((start, end))
+            block = layout["block_rows"][a["name"]] * row_nbytes
+            checksums += [
+                xxhash.xxh3_64_intdigest(data[first : min(first + block, end)])
+                for first in range(start, end, block)
+            ]
+        table = np.array(checksums, "<u8").tobytes()
+        start = layout["checksums"]
+        assert data[start : start + len(table)] == table
+        assert f"{xxhash.xxh3_64_intdigest(table):016x}" == one["blocks_checksum"]
+        parts = sorted([*parts, (start, start + len(table))])
+        for (_, end), (following, _) in zip(parts, [*parts[1:], (len(data), 0)], strict=True):
+            assert end <= following
+        assert not table or all(first % 64 == 0 for first, _ in parts)
+        return columns
+
+
+def golden_files() -> dict[str, bytes]:
+    return {path.relative_to(GOLDEN).as_posix(): path.read_bytes() for path in FILES}
+
+
+def expected(numbers: Any, attributes: Any) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in make(numbers, attributes).items()}
+
+
+GOLDEN_CONFIG = DataConfig("golden", additional=ADDITIONAL, storage=GOLDEN)
+ROW_1 = Dataset(GOLDEN_CONFIG).open().objects[1].layout.columns["image"].offset + 15
+
+
+def test_the_golden_dataset_is_read_by_the_specification_alone() -> None:
+    reader = Independent(golden_files(), "golden", ADDITIONAL)
+    assert reader.rows() == expected(ROWS, ATTRIBUTES)
+    assert len(reader.commits) == 4
+    assert [len(commit["objects"]["key"]) for commit in reader.live()] == [3, 1]
+    assert len(reader.live()[0]["layouts"]) == 2
+
+
+def test_a_dataset_with_a_barrier_a_second_commit_of_a_number_and_foreign_files(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_config = config(memory)
+    with monkeypatch.context() as broken:
+        watch(broken, before=FailAt("put commit"))
+        with pytest.raises(SaverError), DataSaver(the_config, writer="w") as saver:
+            saver(make([90]))
+    with DataSaver(the_config, writer="w", commit_every=3) as saver:
+        for first in (0, 3, 6):
+            saver(make(range(first, first + 3)))
+    store = MemoryStore(memory["storage"])
+    names = {i.key.rsplit("/", 1)[1]: i.key for i in store.list(the_config.dataset_prefix)}
+    assert {"000000.claim", "000003.claim", "000000000001-w-000000.json"} < set(names)
+    second = names["000000000003-w-000002.json"]
+    store.put(second.replace("000000000003", "000000000005"), store.get(second))
+    store.put(second.replace("000000000003", "100000000000"), b"its number is no commit's")
+    store.put(second.replace("metadata", "metadata/copy"), b"no commit lies here")
+    files = {i.key: bytes(store.get(i.key)) for i in store.list()}
+    reader = Independent(files, "rows", {})
+    assert len(reader.commits) == 5
+    assert reader.rows() == expected(range(9), NUMBERED)
+    assert stored(the_config) == list(range(9))
+
+
+def test_the_golden_dataset_is_read_by_this_version() -> None:
+    dataset = Dataset(GOLDEN_CONFIG)
+    assert_rows(dataset[:], ROWS, ATTRIBUTES)
+    some = [20, 3, 0, 16, 17]
+    assert_rows(dataset[some], [ROWS[i] for i in some], ATTRIBUTES)
+    assert list(dataset.schema) == ATTRIBUTES
+    for index in (False, True):
+        [batch] = DataLoader(GOLDEN_CONFIG, batch_size=100, index=index)
+        assert_rows(batch, ROWS, ATTRIBUTES)
+    first = Dataset(GOLDEN_CONFIG, version=["000000000001-0000000000000000-000000"])
+    assert_rows(first[:], range(4), ATTRIBUTES)
+
+
+def test_the_golden_objects_are_hdf5() -> None:
+    reader = Independent(golden_files(), "golden", ADDITIONAL)
+    [path] = [p for p in FILES if p.name == "0000000a-000001.h5"]
+    [columns] = [c["objects"] for c in reader.live() if len(c["objects"]["key"]) == 3]
+    rows = columns["rows"][1]
+    with h5py.File(path) as h5:
+        assert h5["row"][:, 0].tolist() == ROWS[rows : 2 * rows]
+        for a in ATTRIBUTES:
+            assert h5[a.name].shape == (rows, a.num_values)
+        assert h5[".checksums"].dtype == np.dtype("<u8")
+
+
+def test_this_version_appends_to_the_golden_dataset(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "store")
+    config = DataConfig("golden", ATTRIBUTES, ADDITIONAL, tmp_path / "store")
+    save(config, make([7, 8], ATTRIBUTES))
+    assert stored(config, ATTRIBUTES) == [*ROWS, 7, 8]
+    files = {
+        path.relative_to(tmp_path / "store").as_posix(): path.read_bytes()
+        for path in (tmp_path / "store").rglob("*")
+        if path.is_file()
+    }
+    assert Independent(files, "golden", ADDITIONAL).rows() == expected([*ROWS, 7, 8], ATTRIBUTES)
+
+
+def test_the_script_still_makes_the_golden_dataset(tmp_path: Path) -> None:
+    """Headers of another HDF5 may differ; keys, dataset.json, commits and rows may not."""
+    golden.main(str(tmp_path))
+    made = {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert sorted(made) == sorted(golden_files())
+    ours, theirs = (Independent(f, "golden", ADDITIONAL) for f in (made, golden_files()))
+    assert ours.files["dataset.json"] == theirs.files["dataset.json"]
+    assert ours.rows() == theirs.rows()
+    for identity, (_, commit) in ours.commits.items():
+        for key in ("format", "schema", "replaces"):
+            assert commit[key] == theirs.commits[identity][1][key]
+
+
+@pytest.mark.parametrize("damage", [0, 100, 5000, -1, -10])
+def test_the_independent_reader_sees_damage(damage: int) -> None:
+    files = golden_files()
+    [key] = [key for key in files if key.endswith("0000000a-000001.h5")]
+    body = bytearray(files[key])
+    body[damage] ^= 1
+    files[key] = bytes(body)
+    with pytest.raises(AssertionError):
+        Independent(files, "golden", ADDITIONAL).rows()
+
+
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(DTYPES)),
+            st.lists(st.integers(0, 3), max_size=3).map(tuple) | st.just((3000,)),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    sizes=st.lists(st.tuples(st.integers(0, 70), st.booleans(), st.booleans()), max_size=6),
+    additional=st.dictionaries(
+        st.text(min_size=1, max_size=5),
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+        | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=3,
+    ),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_what_is_written_is_read_by_the_specification_alone(
+    drawn: list[Any], sizes: list[tuple[int, bool, bool]], additional: dict[str, Any]
+) -> None:
+    attributes = [Attribute(f"a{i}", *a) for i, a in enumerate(drawn)]
+    url = f"memory://{uuid.uuid4().hex}"
+    config = DataConfig("any", attributes, additional, url, max_object_size=2 * MIN_OBJECT_SIZE)
+    numbers: list[int] = []
+    start = 0
+    for rows, refresh, commit in [(0, True, True), *sizes]:
+        new = range(start, start + rows)
+        with DataSaver(config, refresh=refresh) as saver:
+            saver(make(new[: rows // 2], attributes))
+            if commit:
+                saver.commit()
+            saver(make(new[rows // 2 :], attributes))
+        numbers = [*new] if refresh else [*numbers, *new]
+        start += rows
+    store = MemoryStore(url)
+    files = {info.key: bytes(store.get(info.key)) for info in store.list()}
+    assert Independent(files, "any", additional).rows() == expected(numbers, attributes)
+
+
+# What the page says and the code holds
+
+
+def test_the_specification_is_one_screen_and_says_what_is_forbidden() -> None:
+    text = (ROOT / "docs" / "format.md").read_text()
+    assert len(text.splitlines()) <= 65
+    assert "## What is forbidden, and why" in text
+    for name in DTYPES:
+        assert re.search(rf"\b{name}\b", text) or re.fullmatch(r"u?int(8|16|32|64)", name), name
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: data + b"x",
+        lambda data: data[:ROW_1] + bytes([data[ROW_1] ^ 1]) + data[ROW_1 + 1 :],
+    ],
+    ids=["one byte short", "half", "nothing", "one byte more", "one bit"],
+)
+def test_a_damaged_golden_object_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "store")
+    config = DataConfig("golden", additional=ADDITIONAL, storage=tmp_path / "store")
+    [path] = (tmp_path / "store").rglob("0000000a-000001.h5")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StorageLoaderError, match=r"0000000a-000001\.h5"):
+        list(DataLoader(config, batch_size=5))
+    with pytest.raises(StorageLoaderError, match=r"0000000a-000001\.h5"):
+        Dataset(config)[:]

@@ -1,0 +1,1 @@
+"""`storage_loader.hdf5`: the bytes of an object."""

@@ -1,0 +1,1 @@
+"""The same rows, bit for bit: over storages, ways of reading, frameworks and ranks."""

@@ -1,0 +1,1 @@
+"""`storage_loader.loader`: `DataLoader` and `Dataset` as a user sees them."""

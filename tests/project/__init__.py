@@ -1,0 +1,1 @@
+"""The files around the package: documents, examples, benchmarks, layers, pins."""

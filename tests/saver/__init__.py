@@ -1,0 +1,1 @@
+"""`storage_loader.saver`: what is taken as a batch, cast, stored and committed."""

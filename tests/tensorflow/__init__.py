@@ -1,0 +1,1 @@
+"""`storage_loader.tensorflow`."""

@@ -1,0 +1,1 @@
+"""`storage_loader.torch`, also under torch.distributed and the trainers of other libraries."""
