@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 from storage_loader import Attribute
 from storage_loader.errors import SchemaError, UnknownNameError
 from storage_loader.schema import DTYPES, Schema
+from tests.support.batches import STORABLE
 
-STORABLE = (
-    "bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, float32, float64, "
-    "complex64, complex128, bfloat16"
-)
 NOT_YET = (
     "text, bytes and variable-length dtypes are not there yet; store numbers of a fixed shape, "
     "e.g. an id into a table of strings"

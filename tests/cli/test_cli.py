@@ -9,35 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import storage_loader
 from storage_loader import Attribute, DataConfig, UnreadableDataset, list_datasets, save
-from storage_loader.cli import cli, main
+from storage_loader.cli import cli
 from storage_loader.errors import DatasetNotFoundError, FormatError, StoreConnectionError
+from tests.support.command import failing, run
 from tests.support.faulty import watch
 from tests.support.rows import config, make, stored
-
-
-def run(*words: str, input: str | None = None) -> Result:
-    """The command in this process; an error of ours is raised."""
-    result = CliRunner().invoke(cli, words, input=input)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def failing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> str:
-    """What the command says to stderr, with nothing on stdout, when it fails."""
-    monkeypatch.setattr(sys, "argv", ["storage-loader", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
 
 
 @pytest.fixture

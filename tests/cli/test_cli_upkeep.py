@@ -11,8 +11,8 @@ import pytest
 from storage_loader import DataConfig, Dataset, commit_log, save
 from storage_loader.catalog import Catalog
 from storage_loader.store import open_store
-from tests.cli.test_cli import failing, run
 from tests.support.aged import age
+from tests.support.command import failing, run
 from tests.support.rows import config, make, stored
 
 

@@ -13,28 +13,30 @@ from typing import Any
 
 import pytest
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
-from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import DatasetNotFoundError
 from tests.support.faulty import Call, watch
-from tests.support.rows import ATTRIBUTES, config, in_batches, make, numbers_of, stored
+from tests.support.rows import (
+    ATTRIBUTES_1K,
+    config,
+    in_batches,
+    kilobytes,
+    make,
+    numbers_of,
+    stored,
+)
 
 SPAWN = multiprocessing.get_context("spawn")
 SAVERS = 8
 ROWS = 1000  # of each saver
 COMMIT = 200
-ATTRIBUTES_1K = (*ATTRIBUTES, Attribute("pixels", "uint8", (1000,)))  # several objects a saver
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.s3)])
 def shared(request: pytest.FixtureRequest) -> dict[str, str]:
     """A storage that other processes reach."""
     return request.getfixturevalue("s3_storage" if request.param == "s3" else "folder")
-
-
-def kilobytes(storage: dict[str, str], name: str = "rows") -> DataConfig:
-    return config(storage, name, attributes=ATTRIBUTES_1K, max_object_size=MIN_OBJECT_SIZE)
 
 
 def save_thousand(

@@ -19,14 +19,7 @@ from storage_loader.errors import (
     StoreError,
 )
 from storage_loader.store import open_store
-from tests.loader.fetch.test_cache_files import (
-    LARGE,
-    alter,
-    cached_files,
-    fill,
-    pixels_of,
-    table_of,
-)
+from tests.support.caches import LARGE, alter, cached_files, fill, pixels_of, table_of
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import make, numbers_in
 from tests.support.threads import running

@@ -33,8 +33,8 @@ from storage_loader import (
 from storage_loader.catalog import Catalog
 from storage_loader.errors import DatasetNotFoundError, ObjectNotFoundError, SaverError
 from storage_loader.store import open_store
-from tests.cli.test_cli import run
 from tests.support import ROOT
+from tests.support.command import run
 from tests.support.faulty import Call, Injected, WatchedStore
 from tests.support.rows import ROW, config, make, numbers_in, numbers_of, stored
 

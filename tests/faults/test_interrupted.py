@@ -16,8 +16,8 @@ from storage_loader import DataConfig, DataSaver, Dataset, commit_log, save
 from storage_loader.catalog import Catalog
 from storage_loader.errors import DatasetNotFoundError, ObjectExistsError, SaverError
 from storage_loader.store import Store, open_store
-from tests.saver.test_saver import OTHER_PROCESS, in_fork
 from tests.support.faulty import Call, Injected, WatchedStore, watch
+from tests.support.forked import OTHER_PROCESS, in_fork
 from tests.support.rows import config, in_batches, make, stored
 
 NAMES = pytest.mark.parametrize("name", [None, "part-0007"])

@@ -14,10 +14,9 @@ import pytest
 
 from storage_loader import DataConfig
 from storage_loader.errors import DatasetNotFoundError
-from tests.faults.test_concurrency import ATTRIBUTES_1K, kilobytes
-from tests.loader.fetch.test_cache_files import fill
 from tests.support import ROOT, killing
-from tests.support.rows import stored
+from tests.support.caches import fill
+from tests.support.rows import ATTRIBUTES_1K, kilobytes, stored
 from tests.support.scale import scaled
 
 

@@ -15,7 +15,7 @@ from storage_loader import Attribute, DataConfig, save
 from storage_loader.errors import ConfigError, LoaderError, TransformError, UnknownNameError
 from storage_loader.loader.fill.memory import ALIGNMENT
 from storage_loader.schema import DTYPES
-from tests.project.test_examples import EXAMPLES, run
+from tests.support.examples import EXAMPLES, run
 from tests.support.own_process import import_without, in_processes
 from tests.support.rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_in
 from tests.support.waiting import until

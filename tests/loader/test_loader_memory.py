@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from storage_loader import Attribute, DataConfig, DataLoader
-from tests.loader.fetch.test_cache_files import fill
 from tests.support import ROOT
+from tests.support.caches import fill
 from tests.support.rows import ROW, config, save_rows
 from tests.support.waiting import until
 

@@ -8,36 +8,14 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from storage_loader import DataConfig, Dataset, list_datasets
-from tests.support import ROOT
+from tests.support.examples import DIGITS, EXAMPLES, run
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-
-EXAMPLES = ROOT / "examples"
-DIGITS = EXAMPLES / "digits.py"
-
-
-def run(*options: str, example: Path = DIGITS, is_silent: bool = True, **environment: str) -> str:
-    """What the example prints; it must end with an accuracy of 97% at least."""
-    done = subprocess.run(
-        [sys.executable, example, *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # other tests run beside it
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not is_silent or done.stderr == ""
-    last = re.fullmatch(r"test accuracy: (\d+\.\d)%", done.stdout.splitlines()[-1])
-    assert last, done.stdout
-    assert float(last[1]) >= 97
-    return done.stdout
 
 
 def test_digits_in_the_default_folder_and_saved_once_more() -> None:

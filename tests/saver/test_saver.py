@@ -23,7 +23,6 @@ from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     CastError,
     ConfigError,
-    DatasetNotFoundError,
     SaverError,
     SchemaError,
     UnknownNameError,
@@ -35,34 +34,12 @@ from storage_loader.schema import Schema
 from storage_loader.store import open_store
 from tests.support import ROOT
 from tests.support.faulty import FailAt, Injected, watch
+from tests.support.forked import OTHER_PROCESS, in_fork
 from tests.support.rows import ATTRIBUTES, config, in_batches, make, stored
 from tests.support.s3 import remove_bucket
+from tests.support.saved import WIDE, WIDE_ROWS, files, nothing_there, wide
 from tests.support.threads import running
 from tests.support.waiting import until
-
-WIDE = (Attribute("image", "uint8", (1024,)), Attribute("row", "int64"))  # some 60 rows an object
-
-
-def wide(storage: dict[str, Any], **settings: Any) -> DataConfig:
-    return config(storage, "wide", attributes=WIDE, max_object_size=MIN_OBJECT_SIZE, **settings)
-
-
-WIDE_ROWS = capacity(Schema(WIDE), MIN_OBJECT_SIZE)  # of one full object
-
-
-def files(store: Any, kind: str = "") -> list[str]:
-    """All keys of a store, or those below a folder of a dataset."""
-    return sorted(i.key for i in store.list() if f"/{kind}" in f"/{i.key}")
-
-
-def nothing_there(the_config: DataConfig) -> bool:
-    """Whether no reader sees a dataset."""
-    try:
-        Dataset(the_config).open()
-    except DatasetNotFoundError:
-        return True
-    return False
-
 
 # What becomes visible, and when
 
@@ -212,29 +189,6 @@ def test_use_after_the_end_is_an_error(folder: dict[str, str], state: str, opene
     for use in (lambda: saver(make([2])), saver.commit, saver.__enter__):
         with pytest.raises(SaverError, match=f"^this saver is {state}; make another one$"):
             use()
-
-
-def in_fork(work: Any) -> str:
-    """What `work` returns, or the error it raises, in a forked child that then vanishes."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        text = "no answer"
-        try:
-            text = str(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(writer, text.encode())
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as answer:
-        text = answer.read().decode()
-    os.waitpid(child, 0)
-    return text
-
-
-OTHER_PROCESS = "SaverError: this saver was made in another process; make one in each process"
 
 
 @pytest.mark.parametrize("opened", [True, False], ids=["with rows", "unused"])

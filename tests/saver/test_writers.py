@@ -35,10 +35,10 @@ from storage_loader.errors import (
 )
 from storage_loader.saver.lease import Lease
 from storage_loader.store import MemoryStore
-from tests.saver.test_saver import WIDE, WIDE_ROWS, files, nothing_there, wide
 from tests.support.aged import age
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import config, in_batches, make, stored
+from tests.support.saved import WIDE, WIDE_ROWS, files, nothing_there, wide
 from tests.support.threads import running
 from tests.support.waiting import until
 

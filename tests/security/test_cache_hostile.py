@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +15,10 @@ from hypothesis import strategies as st
 
 from storage_loader import DataConfig, DataLoader
 from storage_loader.errors import LoaderError
-from tests.loader.fetch.test_cache_files import LARGE, ROWS, cached_files, fill
+from tests.support.caches import LARGE, ROWS, cached_files, fill
 from tests.support.faulty import watch
 from tests.support.hostile import damage
+from tests.support.planted import Exchanged, make_other_name, make_pipe, make_socket, own
 from tests.support.rows import numbers_in
 from tests.support.scale import scaled
 
@@ -35,10 +33,6 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
 def read(the_config: DataConfig, cache_dir: Path, size: int | None = None) -> None:
     loader = DataLoader(the_config, batch_size=50, cache_dir=cache_dir, cache_size=size)
     assert numbers_in(loader, LARGE) == list(range(ROWS))
-
-
-def own(cache_dir: Path) -> Path:
-    return cache_dir / f"user-{os.getuid()}"
 
 
 def test_any_change_of_any_file_of_the_cache_is_harmless(
@@ -81,10 +75,6 @@ def test_any_count_is_harmless(dataset: DataConfig, tmp_path: Path, text: bytes)
 def make_link(path: Path) -> None:
     (path.parent / "elsewhere").mkdir()
     path.symlink_to(path.parent / "elsewhere")
-
-
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
 
 
 @pytest.mark.parametrize("make", [make_link, make_pipe, Path.touch, Path.mkdir])
@@ -133,38 +123,6 @@ def test_a_folder_that_others_may_read_is_closed(dataset: DataConfig, tmp_path: 
 # Where another user may rename what lies in `cache_dir`
 
 
-class Exchanged:
-    """Puts a link to `theirs` in a folder's place just before the `nth` call that names a file."""
-
-    CALLS = ("open", "mkdir", "stat", "lstat", "chmod", "unlink", "scandir")
-
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, theirs: Path, nth: int) -> None:
-        self._folder = folder
-        self._theirs = theirs
-        self._left = nth
-        self.is_done = False
-        self._real = {name: getattr(os, name) for name in self.CALLS}
-        for name in self.CALLS:
-            patch.setattr(os, name, partial(self._call, name))
-
-    def _call(self, verb: str, *args: object, **how: object) -> object:
-        if how.get("dir_fd") is not None or (
-            args and isinstance(args[0], (str, Path)) and "cache" in Path(args[0]).parts
-        ):
-            self._left -= 1
-            if self._left < 0 and not self.is_done:
-                self._exchange()
-        return self._real[verb](*args, **how)
-
-    def _exchange(self) -> None:
-        """As soon as the folder is there."""
-        # Another thread may make it again before the link is there: then at the next call.
-        with suppress(FileNotFoundError, FileExistsError):
-            os.rename(self._folder, self._folder.parent / f"aside-{secrets.token_hex(4)}")
-            os.symlink(self._theirs, self._folder)
-            self.is_done = True
-
-
 @pytest.mark.parametrize("size", [None, 2**24])
 def test_a_folder_that_is_exchanged_at_any_moment(
     dataset: DataConfig, tmp_path: Path, size: int | None
@@ -197,15 +155,6 @@ def test_a_link_below_is_refused(dataset: DataConfig, tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="a link, or another user's; somebody else made it"):
         read(dataset, tmp_path / "cache")
     assert list((tmp_path / "theirs").iterdir()) == []
-
-
-def make_socket(path: Path) -> None:
-    os.mknod(path, stat.S_IFSOCK | 0o600)
-
-
-def make_other_name(path: Path) -> None:
-    (path.parent / "mine").write_bytes(b"")
-    os.link(path.parent / "mine", path)
 
 
 @pytest.mark.parametrize("make", [make_pipe, make_socket, make_other_name])

@@ -47,7 +47,7 @@ from storage_loader.errors import (
 )
 from storage_loader.store import FolderStore
 from storage_loader.store.folder import _info
-from tests.cli.test_cli import failing, run
+from tests.support.command import failing, run
 from tests.support.own_process import in_processes
 from tests.support.rows import ROW, config, make, numbers_in, stored
 

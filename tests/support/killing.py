@@ -29,10 +29,9 @@ import pytest
 
 from storage_loader import DataConfig, DataLoader, DataSaver
 from storage_loader.errors import SaverError
-from tests.faults.test_concurrency import ATTRIBUTES_1K
-from tests.loader.fetch.test_cache_files import LARGE, cached_files
+from tests.support.caches import LARGE, cached_files
 from tests.support.faulty import Call, watch
-from tests.support.rows import in_batches, make, numbers_in, numbers_of
+from tests.support.rows import ATTRIBUTES_1K, in_batches, make, numbers_in, numbers_of
 
 ROWS = 400  # of one job
 COMMIT = 80

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from storage_loader import Attribute, DataConfig, DataSaver, Dataset
+from storage_loader.config import MIN_OBJECT_SIZE
 
 ROW = "row"  # the attribute that holds the number itself
 
@@ -22,6 +23,7 @@ ATTRIBUTES = (
 )
 
 WITH_PIXELS = (*ATTRIBUTES, Attribute("pixels", "uint8", (3000,)))  # blocks of 21 rows
+ATTRIBUTES_1K = (*ATTRIBUTES, Attribute("pixels", "uint8", (1000,)))  # several objects a saver
 
 
 def config(storage: Mapping[str, Any], name: str = "rows", **settings: Any) -> DataConfig:
@@ -109,3 +111,8 @@ def stored(config: DataConfig, attributes: Sequence[Attribute] = ATTRIBUTES) -> 
 def in_batches(start: int, stop: int, size: int) -> Iterable[range]:
     """The numbers from start to stop in ranges of `size`; the last may be shorter."""
     return (range(first, min(first + size, stop)) for first in range(start, stop, size))
+
+
+def kilobytes(storage: dict[str, str], name: str = "rows") -> DataConfig:
+    """A config of rows of 1 KB, in objects as small as may be."""
+    return config(storage, name, attributes=ATTRIBUTES_1K, max_object_size=MIN_OBJECT_SIZE)

@@ -22,7 +22,7 @@ from storage_loader.errors import (
 )
 from storage_loader.loader.fill.memory import ALIGNMENT
 from storage_loader.schema import DTYPES
-from tests.project.test_examples import EXAMPLES, run
+from tests.support.examples import EXAMPLES, run
 from tests.support.own_process import import_without, in_processes
 from tests.support.rows import ROW, WITH_PIXELS, assert_rows, config, make, numbers_in, save_rows
 from tests.support.threads import running

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +13,11 @@ from storage_loader import Attribute, DataConfig, save
 from storage_loader.errors import SchemaError
 from storage_loader.saver.batch import as_arrays
 from storage_loader.schema import dtype_name
-from tests.loader.run.test_workers import ROWS, no_process_remains, stored  # noqa: F401
-from tests.saver.test_batch import IMAGES, SCHEMA, TARGETS, check_both, refused, taken
+from tests.support.batches import IMAGES, SCHEMA, STORABLE, TARGETS, check_both, refused, taken
 from tests.support.rows import ROW, config, make
 from tests.support.transforms import double
-from tests.test_schema import STORABLE
+from tests.support.waiting import until
+from tests.support.worked import ROWS, save_worked
 
 torch = pytest.importorskip("torch")
 
@@ -133,8 +136,19 @@ def test_tensors_are_made_before_the_transform(memory: dict[str, str]) -> None:
     assert list(loader) == [24.5, 74.5, 124.5, 174.5]
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return save_worked(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture(autouse=True)
+def no_process_remains() -> Iterator[None]:
+    yield
+    until(lambda: multiprocessing.active_children() == [])
+
+
 @pytest.mark.parametrize("index", [False, True])
-def test_tensors_of_every_kind(stored: DataConfig, index: bool) -> None:  # noqa: F811
+def test_tensors_of_every_kind(stored: DataConfig, index: bool) -> None:
     loader = storage_loader.torch.DataLoader(
         stored, batch_size=64, num_workers=1, transform=double, index=index, extras=("row", "valid")
     )

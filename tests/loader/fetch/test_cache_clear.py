@@ -33,18 +33,20 @@ from storage_loader.loader.fetch.locks import LockTimeoutError, lock_file
 from storage_loader.loader.fetch.private import open_private
 from storage_loader.loader.run.stats import size_text
 from storage_loader.store import open_store
-from tests.cli.test_cli import failing, run
-from tests.loader.fetch.test_cache_files import LARGE, ROWS, cached_files, fill, ranges, warnings_of
-from tests.loader.fetch.test_cache_limit import never_above, used
-from tests.security.test_cache_hostile import (
-    Exchanged,
-    make_other_name,
-    make_pipe,
-    make_socket,
-    own,
+from tests.support.caches import (
+    LARGE,
+    ROWS,
+    cached_files,
+    fill,
+    never_above,
+    ranges,
+    used,
+    warnings_of,
 )
+from tests.support.command import failing, run
 from tests.support.faulty import WatchedStore, watch
 from tests.support.forked import Forked, forked
+from tests.support.planted import Exchanged, make_other_name, make_pipe, make_socket, own
 from tests.support.rows import numbers_in
 
 OBJECT = 2**20  # bytes, at most: 4 objects

@@ -6,9 +6,7 @@ import contextlib
 import ctypes
 import errno
 import gc
-import itertools
 import json
-import logging
 import os
 import resource
 import shutil
@@ -40,24 +38,27 @@ from storage_loader.loader.fetch.cache import Cache
 from storage_loader.loader.fetch.cache_file import CacheBusyError, CacheFile
 from storage_loader.loader.fetch.locks import lock_file
 from storage_loader.loader.fetch.private import open_private
-from storage_loader.store import Store, open_store
-from storage_loader.store.base import WHOLE
+from storage_loader.store import open_store
 from tests.support import ROOT
-from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
+from tests.support.caches import (
+    LARGE,
+    ROWS,
+    alter,
+    assert_disjoint,
+    cached_files,
+    fill,
+    pixels_of,
+    ranges,
+    read,
+    table_of,
+    warnings_of,
+)
+from tests.support.faulty import Call, FailAt, Injected, watch
 from tests.support.forked import forked
-from tests.support.rows import ROW, config, make, numbers_in, save_rows
+from tests.support.rows import ROW, config, make, numbers_in
 from tests.support.threads import running
 
-LARGE = (Attribute("pixels", "uint8", (9000,)), Attribute(ROW, "int64"))  # 7 rows a block
 BLOCK_ROWS = 7
-ROWS = 400
-
-
-def fill(
-    storage: dict[str, Any], rows: int = ROWS, *, max_object_size: int = 8 * 2**20, **how: Any
-) -> DataConfig:
-    the_config = config(storage, attributes=LARGE, max_object_size=max_object_size, **how)
-    return save_rows(the_config, rows, 200)
 
 
 @pytest.fixture
@@ -69,31 +70,6 @@ def one_object(tmp_path: Path) -> DataConfig:
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def cached_files(cache_dir: Path) -> list[Path]:
-    return sorted(cache_dir.rglob("*.cached"))
-
-
-def read(the_config: DataConfig, cache_dir: Path, rows: Sequence[int] | range, **how: Any) -> None:
-    """Read these rows in order through the cache, and check each bit."""
-    how = {"batch_size": 10, **how}
-    loader = DataLoader(the_config, subset=list(rows), cache_dir=cache_dir, **how)
-    found = numbers_in(loader, LARGE)
-    assert (sorted(found) if how.get("shuffle") else found) == list(rows)
-
-
-def ranges(opened: Sequence[WatchedStore]) -> list[tuple[str, int, int]]:
-    """All byte ranges of objects that were asked for."""
-    calls = [call for store in opened for call in store.calls if "/objects/" in call.key]
-    assert not [call for call in calls if call.verb == "get"]
-    return [(call.key, start, end) for call in calls for start, end in call.ranges]
-
-
-def assert_disjoint(fetched: Sequence[tuple[str, int, int]]) -> None:
-    ordered = sorted(fetched)
-    for (key, _, end), (next_key, start, _) in itertools.pairwise(ordered):
-        assert key != next_key or end <= start, "fetched twice"
 
 
 # What is fetched
@@ -202,15 +178,6 @@ def zeros(file: Path, start: int, end: int) -> None:
         opened.write(bytes(end - start))
 
 
-def table_of(the_config: DataConfig) -> tuple[int, int]:
-    return DataLoader(the_config).open().objects[0].layout.checksums_range
-
-
-def pixels_of(the_config: DataConfig) -> tuple[int, int]:
-    column = DataLoader(the_config).open().objects[0].layout.columns["pixels"]
-    return column.offset, column.end
-
-
 DAMAGES: dict[str, Callable[[Path, DataConfig], None]] = {
     "a byte of a row": lambda f, c: flip(f, pixels_of(c)[0] + 123_456),
     "a byte of the small column": lambda f, c: flip(
@@ -290,54 +257,6 @@ def test_a_file_that_is_cut_under_a_loader_is_fetched_again(
 
 
 # A store that gives wrong answers
-
-
-class Altered(Store):
-    """A store around a store that answers with other bytes, as `alter` makes them."""
-
-    def __init__(self, inner: Store, alter: Callable[[str, int, bytearray], Any]) -> None:
-        self.inner = inner
-        self.url = inner.url
-        self._alter = alter
-
-    def _altered(self, key: str, start: int, data: memoryview) -> memoryview:
-        changed = bytearray(data)
-        if "/objects/" in key:
-            self._alter(key, start, changed)
-        return memoryview(bytes(changed))
-
-    def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
-        return self._altered(key, 0, self.inner.get(key, limit=limit))
-
-    def get_ranges(self, key: str, ranges: Any) -> list[memoryview]:
-        found = self.inner.get_ranges(key, ranges)
-        return [self._altered(key, r[0], data) for r, data in zip(ranges, found, strict=True)]
-
-    def stream(self, key: str, start: int, end: int) -> Iterator[Any]:
-        whole = self._altered(key, start, self.inner.get_ranges(key, [(start, end)])[0])
-        for place in range(0, len(whole), 100_000):
-            yield whole[place : place + 100_000]
-
-    def put(self, key: str, data: Any, *, create: bool = False) -> None:
-        raise AssertionError
-
-    def head(self, key: str) -> Any:
-        return self.inner.head(key)
-
-    def list(self, prefix: str = "") -> Iterator[Any]:
-        return self.inner.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Any:
-        return self.inner.list_folders(prefix)
-
-    def delete(self, keys: Any) -> None:
-        raise AssertionError
-
-
-def alter(monkeypatch: pytest.MonkeyPatch, how: Callable[[str, int, bytearray], Any]) -> None:
-    monkeypatch.setattr(
-        "storage_loader.catalog.catalog.open_store", lambda c: Altered(open_store(c), how)
-    )
 
 
 @pytest.mark.parametrize("count", [60, 400])  # read by ranges; streamed
@@ -454,13 +373,6 @@ class FullDisk:
             raise OSError(self._number, os.strerror(self._number))
         together = b"".join(data)
         return self._real(descriptor, [together[: len(together) // 2 + 1]], offset)
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """All that was logged at WARNING or above."""
-    found = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert {r.name for r in found} <= {"storage_loader.loader.fetch.cache"}
-    return [r.getMessage() for r in found]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
@@ -677,7 +589,7 @@ sys.path.insert(0, sys.argv[1])
 import storage_loader.catalog.catalog as catalog
 from tests.support.faulty import WatchedStore
 from tests.support.rows import numbers_in
-from tests.loader.fetch.test_cache_files import LARGE
+from tests.support.caches import LARGE
 from storage_loader import DataConfig, DataLoader
 from storage_loader.store import open_store
 catalog.open_store = lambda config: WatchedStore(open_store(config), local=False)

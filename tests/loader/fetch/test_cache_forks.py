@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from storage_loader import DataConfig, DataLoader, Dataset
-from tests.loader.fetch.test_cache_files import LARGE, cached_files, fill
-from tests.loader.fetch.test_cache_sharing import ROWS, Loading, loading
 from tests.support import ROOT
+from tests.support.caches import LARGE, ROWS, cached_files, fill
 from tests.support.faulty import Call, watch
+from tests.support.loading import Loading, loading
 from tests.support.rows import numbers_in, numbers_of
 from tests.support.scale import scaled
 from tests.support.threads import running
@@ -139,7 +139,7 @@ import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import storage_loader.catalog.catalog as catalog
 from tests.support.faulty import WatchedStore
-from tests.loader.fetch.test_cache_files import LARGE
+from tests.support.caches import LARGE
 from storage_loader import DataConfig, DataLoader
 from storage_loader.store import open_store
 

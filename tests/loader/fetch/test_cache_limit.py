@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from storage_loader import DataConfig, DataLoader
 from storage_loader.loader.fetch import cache
 from storage_loader.loader.fetch.cache import Cache
 from storage_loader.store import open_store
-from tests.loader.fetch.test_cache_files import LARGE, cached_files, fill, ranges
+from tests.support.caches import LARGE, cached_files, fill, never_above, ranges, used
 from tests.support.faulty import watch
 from tests.support.rows import numbers_in, numbers_of
 
@@ -39,33 +39,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def used(folder: Path) -> int:
-    """Bytes of the disk that cache files take."""
-    total = 0
-    for path in cached_files(folder):
-        with suppress(FileNotFoundError):  # evicted just now
-            total += path.lstat().st_blocks * 512
-    return total
-
-
-@contextmanager
-def never_above(monkeypatch: pytest.MonkeyPatch, folder: Path, limit: int) -> Iterator[list[int]]:
-    """Look after each write of a cache file; the list fills with what was found."""
-    found: list[int] = []
-    real = os.pwrite
-
-    def pwrite(descriptor: int, data: Any, offset: int) -> int:
-        written = real(descriptor, data, offset)
-        found.append(used(folder))
-        return written
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", pwrite)
-        yield found
-    found.append(used(folder))
-    assert max(found) <= limit, f"{max(found):,} bytes"
 
 
 def sizes(the_config: DataConfig) -> dict[str, int]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from storage_loader import DataLoader
 from storage_loader.loader.fetch.work import Preparation, Work
 from storage_loader.loader.run.pipeline import Pipeline, _Begun, _Budget
-from tests.loader.fetch.test_cache_files import LARGE, fill
+from tests.support.caches import LARGE, fill
 from tests.support.faulty import Call, watch
 from tests.support.rows import numbers_in
 from tests.support.threads import running

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage_loader import DataConfig, DataLoader, save
+from storage_loader import DataConfig, DataLoader
 from storage_loader.errors import LoaderError, TransformError
 from tests.support.transforms import (
     NotHere,
@@ -30,36 +30,9 @@ from tests.support.transforms import (
     unpicklable_result,
 )
 from tests.support.waiting import until
+from tests.support.worked import ROWS, save_worked
 
-ROWS = 400
 SOON = 45  # seconds: on a busy machine too, and before any process ends by itself
-ATTRIBUTES = [("x", "float32", (5,)), ("id", "int64"), ("half", "bfloat16", (2,))]
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    config = DataConfig(
-        "worked",
-        ATTRIBUTES,
-        storage=tmp_path_factory.mktemp("workers"),
-        max_object_size=64 * 2**10,
-    )
-    ids = np.arange(ROWS)
-    save(
-        config,
-        {
-            "x": np.repeat(ids[:, None], 5, 1),
-            "id": ids,
-            "half": np.repeat(ids[:, None] % 256, 2, 1),
-        },
-    )
-    return config
-
-
-@pytest.fixture(autouse=True)
-def no_process_remains() -> Iterator[None]:
-    yield
-    until(lambda: multiprocessing.active_children() == [])
 
 
 def check(batches: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
@@ -69,6 +42,17 @@ def check(batches: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
         ids = np.asarray(batch["id"])
         assert (np.asarray(batch["x"]) == 2.0 * ids[:, None]).all()
         assert batch["text"] == "kept"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return save_worked(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture(autouse=True)
+def no_process_remains() -> Iterator[None]:
+    yield
+    until(lambda: multiprocessing.active_children() == [])
 
 
 def test_the_same_rows_in_the_same_order_for_any_number(stored: DataConfig) -> None:
