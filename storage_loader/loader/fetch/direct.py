@@ -21,8 +21,6 @@ from .transfer import Extents, Holder
 from .work import Work
 
 _GAP = 4096  # bytes between two ranges that are not worth another request
-_SMALL = 2**21  # bytes of a piece of work that waits for the network more than it works
-_WORK_REQUESTS = 16  # of one object or several that are one piece of work
 
 
 class DirectReader:
@@ -40,13 +38,14 @@ class DirectReader:
         The works do nothing once `stop` is set; they raise `ChecksumError` or a `StoreError`.
         """
         works = []
+        most_requests = self._objects.tuning.work_requests
         reads: list[ReceivedObject] = []
         nbytes, requests = 0, 0
         objects = self._objects.until(stop)
         for part in (part for group in groups for part in self._cut(group, most)):
             read = ReceivedObject(objects, self._directories, part)
             if reads and (
-                nbytes + read.nbytes > most or requests + len(read.requests) > _WORK_REQUESTS
+                nbytes + read.nbytes > most or requests + len(read.requests) > most_requests
             ):
                 works.append(self._work(reads, copies, stop))
                 reads, nbytes, requests = [], 0, 0
@@ -64,7 +63,7 @@ class DirectReader:
         steps = np.diff(group.rows // column.block_rows)
         block = np.cumsum(np.append(0, steps > 0))
         request = np.cumsum(np.append(0, steps > 1))
-        portion = block // count + request // _WORK_REQUESTS
+        portion = block // count + request // self._objects.tuning.work_requests
         cuts = (np.flatnonzero(np.diff(portion)) + 1).tolist()
         for start, stop in pairwise([0, *cuts, len(group.rows)]):
             yield group.some(slice(start, stop))
@@ -85,7 +84,8 @@ class DirectReader:
                 read.forget()
 
         nbytes = sum(len(read.rows) for read in reads) * objects.schema.row_nbytes
-        return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) <= _SMALL)
+        is_small = sum(read.nbytes for read in reads) <= objects.tuning.stream_nbytes
+        return Work(nbytes, run, is_small)
 
 
 class ReceivedObject(Holder):

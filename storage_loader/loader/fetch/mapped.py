@@ -14,16 +14,15 @@ from ...ranges import Range, coalesce
 from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_rows
 from ..order import Rows
+from .blocks import every_block
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
 from .objects import Objects
-from .requests import GAP, LONGEST, inside, pages_nbytes, portions, runs, spare_gap
+from .requests import inside, pages_nbytes, portions, runs, spare_gap
 from .resident import is_resident
 from .transfer import Holder
 from .verified import Blocks, verified_blocks
 from .work import Work
-
-_STREAMED = 2**20  # a longer range is written while it is received
 
 
 class MappedObject(Holder):
@@ -58,6 +57,16 @@ class MappedObject(Holder):
             column = self._layout.columns[a.name]
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return self._stored.nbytes
+
+    @property
+    def every_block(self) -> Blocks:
+        """The blocks of all attributes that are read."""
+        return every_block(self._stored, self._objects.schema)
 
     @cached_property
     def is_resident(self) -> bool:
@@ -138,17 +147,21 @@ class MappedObject(Holder):
         todo = needed & ~self.verified
         if not todo.any():
             return []
-        here = self._here()
+        here, tuning = self._here(), self._objects.tuning
+        streamed = tuning.stream_nbytes
         return [
             Work(
                 0 if is_here else nbytes,
                 partial(self._ensure, some, stop),
-                is_small=nbytes < _STREAMED and not is_here,
+                is_small=nbytes < streamed and not is_here,
                 waits=not (is_here and self.is_resident),
             )
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
             for nbytes, some in portions(
-                self._layout.block_ranges, mask, most=LONGEST if is_here else _STREAMED
+                self._layout.block_ranges,
+                mask,
+                most=tuning.request_nbytes if is_here else streamed,
+                tuning=tuning,
             )
         ]
 
@@ -204,7 +217,7 @@ class MappedObject(Holder):
             return
         for start, end in coalesce(self._layout.block_ranges[blocks]).requests:
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
-            start = 0 if start < GAP else start  # noqa: PLW2901
+            start = 0 if start < self._objects.tuning.gap_nbytes else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
                 if stop.is_set():
                     return
@@ -232,18 +245,19 @@ class MappedObject(Holder):
 
     def _fetch(self, blocks: Rows, stop: threading.Event, *, with_table: bool) -> None:
         assert self._file is not None
+        tuning = self._objects.tuning
         ranges = self._layout.block_ranges[blocks]
         if with_table:
             ranges = np.concatenate([ranges, [self._layout.checksums_range]])
         wanted = coalesce(ranges).requests
-        requests = coalesce(wanted, gap=spare_gap(wanted)).requests
-        short = [r for r in requests if r[1] - r[0] <= _STREAMED]
+        requests = coalesce(wanted, gap=spare_gap(wanted, tuning.gap_nbytes)).requests
+        short = [r for r in requests if r[1] - r[0] <= tuning.stream_nbytes]
         objects = self._objects.until(stop)
         with Writer(self._file) as writer:
             received = objects.get_ranges(self._index, short)
             for (start, _), data in zip(short, received, strict=True):
                 _write_wanted(writer, start, data, wanted)
-            for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
+            for start, end in (r for r in requests if r[1] - r[0] > tuning.stream_nbytes):
                 for first, last in inside(wanted, start, end):
                     self._file.allocate(first, last)
                 place = start
