@@ -15,9 +15,10 @@ import numpy.typing as npt
 from ...schema import Schema
 from ..fetch.engine import Engine
 from ..fetch.work import Preparation, Prepare
-from ..fill.gather import Ready, gathered
+from ..fill.gather import Fillers, gathered
 from ..fill.memory import Memory
 from ..fill.parts import Array
+from ..fill.ready import Ready
 from ..order import Rows
 from ..order.chunks import Chunk, Epoch, chunks
 from .pipeline import Pipeline
@@ -121,16 +122,21 @@ def unprepared(epoch: Epoch) -> Iterator[Due]:
 
 
 def read_batches(
-    schema: Schema, due: Iterator[Due], new_memory: Callable[[], Memory | None]
+    schema: Schema,
+    due: Iterator[Due],
+    new_memory: Callable[[], Memory | None],
+    made_by: Fillers,
 ) -> Iterator[Read]:
     """The batches as arrays."""
     for chunk in due:
-        yield from _reads(schema, chunk, new_memory)
+        yield from _reads(schema, chunk, new_memory, made_by)
         del chunk  # its rows, before the next one's are waited for
 
 
-def _reads(schema: Schema, chunk: Due, new_memory: Callable[[], Memory | None]) -> Iterator[Read]:
+def _reads(
+    schema: Schema, chunk: Due, new_memory: Callable[[], Memory | None], made_by: Fillers
+) -> Iterator[Read]:
     assert chunk.ready is not None
-    batches = gathered(schema, chunk.ready, chunk.rows, new_memory)
+    batches = gathered(schema, chunk.ready, chunk.rows, new_memory, made_by)
     for i, (arrays, memory) in enumerate(batches):
         yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays, memory)
