@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -73,17 +74,22 @@ def due_batches(
     prepared = partial(
         _prepared, engine, work_nbytes=max(1, min(tuning.work_nbytes, in_flight // threads))
     )
+    planned: deque[Preparation[Due]] = deque()
     for chunk in plan:
-        preparation = prepared(chunk, stop)
-        if preparation.waits:
+        planned.append(prepared(chunk, stop))
+        if planned[-1].waits:
             break
-        # Nothing to overlap with: threads would only take from the gather.
-        yield preparation.now()
+        # Nothing to overlap with: threads would only take from the gather. But the next chunk is
+        # planned before this one is used, so that it is fetched meanwhile; not before the first.
+        if len(planned) > 1 or not chunk.first:
+            yield planned.popleft().now()
     else:
+        while planned:
+            yield planned.popleft().now()
         return
     later: Iterator[Prepare[Due]] = (partial(prepared, chunk) for chunk in plan)
     pipeline = Pipeline(
-        chain([_given(preparation)], later),
+        chain(map(_given, planned), later),
         nbytes=prefetch - in_flight,
         threads=threads,
         waiting_threads=tuning.waiting_threads,
