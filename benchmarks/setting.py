@@ -27,7 +27,7 @@ from . import light_s3
 from .latency import delayed
 from .runner import Effort, Row
 
-LAUNCHER = Path(__file__).parents[1] / "tests" / "s3_server.py"
+LAUNCHER = Path(__file__).parents[1] / "tests" / "support" / "s3_server.py"
 NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
 VARIABLE = "STORAGE_LOADER_TEST_S3_"
 PEERS_VARIABLE = "STORAGE_LOADER_BENCH_PEERS"

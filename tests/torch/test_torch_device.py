@@ -364,7 +364,7 @@ def test_stats_say_what_was_waited_for(saved: DataConfig, cuda: FakeCuda) -> Non
 
 
 def spoil_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fake_cuda.Stream.wait_event", lambda stream, event: None)
+    monkeypatch.setattr("tests.support.fake_cuda.Stream.wait_event", lambda stream, event: None)
 
 
 def spoil_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,7 @@ def test_what_came_damaged_and_was_fetched_again(
                 found[place] = memoryview(changed)
             return found
 
-    monkeypatch.setattr("faulty.WatchedStore", Damaging)
+    monkeypatch.setattr("tests.support.faulty.WatchedStore", Damaging)
     watch(monkeypatch, local=False)
     loader = DataLoader(the_config, batch_size=9, index=index, cache_dir=tmp_path)
     assert numbers_in(loader) == list(range(COUNT))
