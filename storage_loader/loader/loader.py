@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
-from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag, whole_repr
+from ..errors import ConfigError, LoaderAttributeError, LoaderError
+from ..keywords import checked_keywords, flag, shown, whole_repr
+from .dataset import Dataset
 from .feed import nobody
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
@@ -47,12 +48,14 @@ class DataLoader(View):
     several.
     """
 
+    _dataset_type = Dataset  # an adapter may have its own
+
     @checked_keywords
     def __init__(
         self,
         config: DataConfig,
-        *,
         batch_size: int | None = 1,
+        *,
         shuffle: Shuffle = False,
         seed: int = 0,
         last_batch: LastBatch = "partial",
@@ -140,6 +143,53 @@ class DataLoader(View):
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
         return snapshot
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch on each rank; None: rows come one at a time."""
+        return self._settings.batch_size
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """False, True or "global"."""
+        return self._settings.shuffle
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last global batch that is not full is left out."""
+        return self._settings.last_batch == "drop"
+
+    @property
+    def seed(self) -> int:
+        """Of the next iteration; `load_state_dict` takes the state's."""
+        return self._next.seed
+
+    @property
+    def dataset(self) -> Dataset:
+        """The rows by their numbers: this loader's version and attributes, without `transform`.
+
+        Not where `subset` is given: rows have other numbers then.
+        """
+        if self._settings.subset is not None:
+            raise LoaderAttributeError(
+                "dataset: this loader reads a subset, of loader.num_rows rows; for rows by their "
+                "numbers make Dataset(config, version=loader.version)"
+            )
+        dataset = self._dataset_type(
+            self.config,
+            attributes=self._attributes,
+            verify=self._verify,
+            cache_dir=self._cache_dir,
+            cache_size=self._cache_size,
+        )
+        return dataset._reading_as(self)
+
+    def __getitem__(self, index: object) -> Any:
+        raise LoaderError(
+            f"{type(self).__name__}[{shown(index)}]: a loader is iterated over. Rows by their "
+            "numbers are Dataset(config)[...]; torch's DataLoader takes Dataset or IterableDataset "
+            "of storage_loader.torch, and ours stands in its place"
+        )
 
     @property
     def num_rows(self) -> int:

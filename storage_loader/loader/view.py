@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
-from ..errors import ConfigError, LoaderError, TransformError
+from ..errors import ConfigError, LoaderAttributeError, LoaderError, TransformError
 from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
@@ -46,7 +46,9 @@ class View:
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
         cache_folder(cache_dir)  # raises where it is none
-        self.config = config
+        if config.schema is not None:
+            config.schema.select(attributes)  # raises where one is none of them
+        self._config = config
         self._attributes = attributes
         self._wanted_version = version
         self._transform = transform
@@ -59,6 +61,21 @@ class View:
         self._process_engine: PerProcess[Engine] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
         self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Nobody would read it. A user's subclass may keep what is its own.
+        is_ours = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
+        if is_ours and not name.startswith("_"):
+            kind = type(self).__name__
+            raise LoaderAttributeError(
+                f"{name}: a {kind} stays as it was made; make another {kind} with what you want"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def config(self) -> DataConfig:
+        """The dataset that is read."""
+        return self._config
 
     def open(self) -> Snapshot:
         """Fix the version now, where it is not yet; later calls change nothing.
