@@ -278,6 +278,23 @@ def test_an_error_of_torchs_worker_keeps_its_lines(saved: DataConfig) -> None:
     assert ours[0].endswith(r"ValueError: a\nforged \x1b[31m")
 
 
+def noisy(batch: dict[str, Any], rng: Any) -> Any:
+    return batch[ROW].tolist(), rng.random()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_transform_draws_is_the_same_by_any_workers(saved: DataConfig, workers: int) -> None:
+    how: dict[str, Any] = {"batch_size": 8, "transform": noisy, **ORDER}
+    expected = list(DataLoader(saved, **how))
+    assert len({draw for _, draw in expected}) == len(expected)
+    dataset = IterableDataset(saved, **how)
+    assert list(batches_of(dataset, num_workers=workers, collate_fn=one)) == expected
+
+
+def one(batch: Any) -> Any:
+    return batch
+
+
 # States
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
+from ..errors import ConfigError
 from ..keywords import checked_keywords, nearest, shown, whole_repr
 from .order import Rows
 from .settings import cache_size_of
@@ -56,6 +57,11 @@ class Dataset(View):
             cache_dir=cache_dir,
             cache_size=cache_size_of(cache_size, index=False),
         )
+        if self._draws:
+            raise ConfigError(
+                "transform takes a second argument: only the batches of a DataLoader have a random "
+                "generator, made of seed and epoch; here, take one of your own"
+            )
 
     _source: View | None = None  # whose version this reads
 

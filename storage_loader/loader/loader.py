@@ -87,8 +87,10 @@ class DataLoader(View):
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
-        a list of commit ids instead of the newest. `transform` gets the batch; it runs ahead in
-        a few threads, so it may be called from several at once. `num_workers`: processes that
+        a list of commit ids instead of the newest. `transform` gets the batch, and a
+        numpy Generator if it takes a second argument: made of seed, epoch, rank and the place of
+        the global batch in the order. It runs ahead in a few threads, so it may be called from
+        several at once. `num_workers`: processes that
         gather and transform instead, for a transform that holds the GIL. `as_tuple`: a tuple in
         attribute order instead of a dict. `extras`: adds "row" (int64, the rows' numbers,
         -1 for padding) and "valid" (bool, False for padding and repeats).
@@ -294,7 +296,8 @@ class DataLoader(View):
     def _epoch_of(self, state: State) -> Epoch:
         order, subset = self._ordered(state.seed)
         rank, _ = self._ranks()
-        return Epoch(state.epoch, order, self._partition(state.rows), rank, subset)
+        partition = self._partition(state.rows)
+        return Epoch(state.epoch, order, partition, rank, subset, state.seed)
 
     def _partition(self, start: int) -> Partition:
         order, _ = self._ordered()

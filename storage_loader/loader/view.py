@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
@@ -20,7 +23,8 @@ from .fetch.objects import Objects
 from .fill.parts import Array
 from .order import Rows
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Any], Any] | Callable[[Any, np.random.Generator], Any]
+_STREAM = 6  # apart from the streams of the orders
 V = TypeVar("V", bound="View")
 
 
@@ -52,6 +56,7 @@ class View:
         self._attributes = attributes
         self._wanted_version = version
         self._transform = transform
+        self._draws = transform is not None and _takes_rng(transform)
         self._as_tuple = flag("as_tuple", as_tuple)
         self._verify = flag("verify", verify)
         self._cache_dir = cache_dir
@@ -161,12 +166,24 @@ class View:
         other._process_engine = PerProcess()
         return other
 
-    def _finish(self, arrays: Mapping[str, Array], rows: Sequence[int] | Rows) -> Any:
-        """A batch or row as the user gets it; `rows` are its numbers, for errors."""
+    def _finish(
+        self,
+        arrays: Mapping[str, Array],
+        rows: Sequence[int] | Rows,
+        place: tuple[int, ...] = (),
+    ) -> Any:
+        """A batch or row as the user gets it; `rows` are its numbers, for errors.
+
+        `place`: what its transform draws follows from it.
+        """
         batch: Any = self._feed.convert(arrays)
         if self._transform is not None:
+            transform: Callable[..., Any] = self._transform
             try:
-                batch = self._transform(batch)
+                if self._draws:
+                    batch = transform(batch, np.random.default_rng((_STREAM, *place)))
+                else:
+                    batch = transform(batch)
             except Exception as error:
                 shown = ", ".join(map(str, [*rows[:8]])) + (", ..." if len(rows) > 8 else "")
                 raise TransformError(
@@ -185,6 +202,17 @@ class View:
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version
         return self.__dict__
+
+
+def _takes_rng(transform: Callable[..., Any]) -> bool:
+    """Whether it needs a second argument, or calls one `rng`."""
+    try:
+        parameters = [*inspect.signature(transform).parameters.values()]
+    except (ValueError, TypeError):  # of a function that is not Python's
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    second = [one for one in parameters if one.kind in places][1:2]
+    return any(one.default is one.empty or one.name == "rng" for one in second)
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import secrets
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -455,9 +457,27 @@ def _commit_every(value: object) -> int | timedelta | None:
 def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:
     if rows.pending and rows.pid == os.getpid():
         were = "were never committed" if rows.publication is None else "may not be committed"
-        warnings.warn(
+        text = (
             f"a DataSaver of dataset {dataset_name!r} was forgotten with {rows.pending} rows that "
-            f"{were}; use `with`, or call close()",
-            ResourceWarning,
-            stacklevel=2,
+            f"{were}; use `with`, or call close()"
         )
+        warnings.warn(text, ResourceWarning, stacklevel=2)  # for tools: Python hides it
+        _log.warning("%s", text)
+        if not _logs_to(sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                sys.stderr.write(f"storage_loader: {text}\n")
+
+
+def _logs_to(stream: object) -> bool:
+    """Whether a warning that is logged is seen there."""
+    if not _log.isEnabledFor(logging.WARNING):
+        return False
+    if not _log.hasHandlers():
+        return logging.lastResort is not None
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
+                return handler.level <= logging.WARNING
+        logger = logger.parent if logger.propagate else None
+    return False
