@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ..catalog import Catalog, Publication
+from ..catalog import ROW_ORDERS, Catalog, Publication, RowOrder
 from ..config import DataConfig, require_config
 from ..errors import (
     BucketNotFoundError,
@@ -74,6 +74,10 @@ class DataSaver:
     job goes by a name at a time. If an attempt that was taken for dead lives on, each commit is
     one attempt's and the other's fails. Without a name it is random.
 
+    `order="writer"`, decided when the dataset is made, sorts its rows by the savers' names and then
+    as each saved them, not by the time of their commits: so the same parallel preprocessing gives
+    the same rows the same numbers. Every saver of such a dataset needs a `writer`.
+
     `commit_every` bounds what a crash can cost: rows, or a `timedelta` from the first row that is
     not committed. `saver(batch)` commits when that is reached, always after a whole batch, and no
     thread does while no batch comes.
@@ -86,6 +90,7 @@ class DataSaver:
         *,
         refresh: bool = False,
         writer: str | None = None,
+        order: RowOrder | None = None,
         commit_every: int | timedelta | None = None,
         num_worker_threads: int = 4,
         progress: bool = False,
@@ -101,6 +106,7 @@ class DataSaver:
         self._writer = secrets.token_hex(8) if writer is None else _writer(writer)
         # Attempts meet under a given name only, so there the attempt is what tells keys apart.
         self._attempt = secrets.token_hex(8 if self._is_named else 4)
+        self._order = _order(order, self._is_named)
         self._commit_every = _commit_every(commit_every)
         self._number = 0
         self._oldest = 0.0  # when the first row that is not committed came
@@ -212,7 +218,7 @@ class DataSaver:
         try:
             self._hand_over()
             objects = self._uploads.finish()
-            self._catalog.create(schema)
+            self._check_order(self._catalog.create(schema, self._order or "commit"))
             publication = self._catalog.publication(
                 schema,
                 objects,
@@ -295,10 +301,14 @@ class DataSaver:
             return self._schema
         self._catalog = Catalog(self.config)
         try:
-            stored = self._catalog.read_schema()
+            described = self._catalog.read_dataset()
         except BucketNotFoundError:
             self._catalog.store.prepare()
-            stored = None
+            described = None
+        stored = None
+        if described is not None:
+            stored, order = described
+            self._check_order(order)
         schema = stored or self.config.schema
         if schema is None:
             raise SchemaError(
@@ -327,6 +337,20 @@ class DataSaver:
             )
         self._state = "open"
         return schema
+
+    def _check_order(self, stored: RowOrder) -> None:
+        """Raise `ConfigError` where rows of this saver have no place in a dataset of this order."""
+        name = self.config.dataset_name
+        if self._order is not None and self._order != stored:
+            raise ConfigError(
+                f"order={self._order!r}: dataset {name!r} was made with order={stored!r}, which "
+                "stays; leave order out, or save to another dataset_name or additional"
+            )
+        if stored == "writer" and not self._is_named:
+            raise ConfigError(
+                f"dataset {name!r} was made with order='writer': each saver needs a name, "
+                "DataSaver(config, writer='part-0007')"
+            )
 
     def _check_process(self) -> None:
         if self._rows.pid != os.getpid():
@@ -441,6 +465,20 @@ def _writer(name: object) -> str:
             "letter or digit"
         )
     return name
+
+
+def _order(order: object, is_named: bool) -> RowOrder | None:
+    for known in ROW_ORDERS:
+        if order == known:
+            if known == "writer" and not is_named:
+                raise ConfigError(
+                    "order='writer' sorts rows by the savers' names: give this one a name, "
+                    "writer='part-0007'"
+                )
+            return known
+    if order is not None:
+        raise ConfigError(f"order {shown(order)}: 'commit' or 'writer'")
+    return None
 
 
 def _commit_every(value: object) -> int | timedelta | None:
