@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
@@ -22,6 +22,7 @@ from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
+from ..threads import LEFT, Threads
 from .catalog import Catalog
 from .commits import Commit, CommitId, RowOrder, read_json
 from .named import check_named, commits_of, named_ids
@@ -191,7 +192,7 @@ def _in_threads(
     """
     rest = iter(items)
     stop = threading.Event()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage_loader-verify")
+    pool = Threads(num_threads, "storage_loader-verify")
     begun: deque[tuple[T, Future[R]]] = deque()
     try:
         while True:
@@ -203,7 +204,7 @@ def _in_threads(
             yield item, future.result()
     finally:
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.end(seconds=LEFT)
 
 
 @dataclass(frozen=True)

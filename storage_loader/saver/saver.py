@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import wait
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
@@ -33,6 +34,7 @@ from ..hdf5 import capacity
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
 from ..text import printable
+from ..threads import LEFT, Threads
 from .batch import as_arrays
 from .buffer import ObjectBuffer
 from .cast import Array
@@ -159,8 +161,10 @@ class DataSaver:
     ) -> None:
         if kind is None:
             self.close()
-        else:
+        elif issubclass(kind, Exception):
             self.abort()
+        else:
+            self._abort_soon()
 
     def __call__(self, batch: object) -> None:
         """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
@@ -270,8 +274,11 @@ class DataSaver:
             return
         try:
             self.commit()
-        except BaseException:
+        except Exception:
             self.abort()
+            raise
+        except BaseException:
+            self._abort_soon()
             raise
         self._end("closed")
 
@@ -280,15 +287,27 @@ class DataSaver:
 
         In a process forked from the saver's own it does nothing: the objects are the parent's.
         """
+        self._abort()
+
+    def _abort_soon(self) -> None:
+        """The same for Ctrl-C: it waits for no server, which removes what it can meanwhile."""
+        aborting = Threads(1, "storage_loader-abort").submit(lambda: self._abort(seconds=LEFT))
+        done, _ = wait([aborting], timeout=1.5 * LEFT)
+        self._state = "aborted"
+        self._finalizer.detach()
+        for one in done:
+            one.result()
+
+    def _abort(self, *, seconds: float | None = None) -> None:
         if self._state in ("closed", "aborted") or self._rows.pid != os.getpid():
             return
         if self._state != "new":
-            stored = self._uploads.stop()
+            stored = self._uploads.stop(seconds=seconds)
             try:
                 self._catalog.store.once().delete(stored)
             except StorageLoaderError as error:
                 _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
-        self._end("aborted")
+        self._end("aborted", seconds=seconds)
         try:
             self._settle(once=True)  # a commit that was cut short does not appear later
         except SaverError as error:
@@ -416,9 +435,9 @@ class DataSaver:
             buffer, self._buffer = self._buffer, None
             self._uploads.give(buffer)
 
-    def _end(self, state: Literal["closed", "aborted"]) -> None:
+    def _end(self, state: Literal["closed", "aborted"], *, seconds: float | None = None) -> None:
         if self._state != "new":
-            self._uploads.stop()
+            self._uploads.stop(seconds=seconds)
         self._buffer = None
         self._state = state
         self._finalizer.detach()

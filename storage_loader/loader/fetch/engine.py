@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +15,7 @@ import numpy as np
 from ...catalog import StoredObject
 from ...errors import StorageLoaderError
 from ...process import cached_property
+from ...threads import Threads
 from ..fill.gather import Copies, Ready, gathered
 from ..fill.parts import Array, Parts
 from ..order import Rows
@@ -130,8 +130,8 @@ class Engine:
         return preparation.finish()
 
     @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_THREADS, thread_name_prefix="storage_loader-read")
+    def _threads(self) -> Threads:
+        return Threads(_THREADS, "storage_loader-read")
 
     def prepare(
         self,
