@@ -74,6 +74,10 @@ class LoaderError(StorageLoaderError, RuntimeError):
     """A loader cannot go on."""
 
 
+class LoaderAttributeError(LoaderError, AttributeError):
+    """What a loader or dataset was made with stays as it is; or it has nothing of this name."""
+
+
 class TransformError(LoaderError):
     """The user's transform raised; the message names the rows, the cause is its own error."""
 

@@ -86,14 +86,39 @@ _MEANT = {
     **dict.fromkeys(("metadata", "tags", "where"), "additional"),
     **dict.fromkeys(("compression", "codec"), "compressor"),
     "overwrite": "refresh",
-    "collate_fn": "transform",
-    "prefetch_factor": "prefetch",
     "device": "sharding",
     "sharding": "device",
 }
 _ELSEWHERE = {
     ("DataLoader keyword", "device"): "storage_loader.torch.DataLoader",
     ("DataLoader keyword", "sharding"): "storage_loader.jax.DataLoader",
+    **{
+        ("Dataset keyword", name): "DataLoader"
+        for name in ("batch_size", "shuffle", "seed", "subset", "num_workers", "drop_last")
+    },
+}
+_OWN_ORDER = (
+    "rows are ordered by shuffle=, seed= and subset= (row numbers, each once); for an order of "
+    "your own, storage_loader.torch.Dataset goes under torch's DataLoader"
+)
+_WORKERS = "worker processes, of num_workers=, live as long as the loader and get pickled copies"
+_TORCHS = {  # keywords of torch's DataLoader, and what there is instead
+    "sampler": _OWN_ORDER,
+    "batch_sampler": _OWN_ORDER,
+    "collate_fn": "rows are gathered as whole arrays already; transform= gets each batch, and what "
+    "it returns is what you get",
+    "pin_memory": "leave it out: storage_loader.torch.DataLoader(device='cuda') gathers into "
+    "pinned memory and copies ahead of use",
+    "pin_memory_device": "leave it out, and give storage_loader.torch.DataLoader the device",
+    "prefetch_factor": "prefetch= says how many bytes are fetched ahead; finished batches wait in "
+    "any case",
+    "persistent_workers": f"leave it out: {_WORKERS}",
+    "worker_init_fn": f"{_WORKERS} of transform=, which can prepare itself where it is first "
+    "called",
+    "multiprocessing_context": f"leave it out: {_WORKERS}, always spawned",
+    "timeout": "leave it out: DataConfig(timeout=, deadline=) says how long a storage may take",
+    "generator": "seed= and the number of the epoch decide the order: set_epoch() chooses one",
+    "in_order": "leave it out: batches always come in order",
 }
 
 
@@ -143,17 +168,20 @@ def reject_unknown(given: Iterable[str], valid: Iterable[str], *, what: str) -> 
     valid = list(valid)
     for name in given:
         if name not in valid:
-            hint = _hint(name, valid, what) or nearest(name, valid)
+            hint = _hint(name, valid, what)
+            hint = nearest(name, valid) if hint is None else hint
             raise UnknownNameError(f"unknown {what} {shown(name)}{hint}")
 
 
-def _hint(name: str, valid: list[str], what: str) -> str:
+def _hint(name: str, valid: list[str], what: str) -> str | None:
     """The end of an error message for what is called otherwise here, or lies elsewhere."""
+    if what == "DataLoader keyword" and name in _TORCHS:
+        return f"; {_TORCHS[name]}"
     meant = _MEANT.get(name, "")
     if meant.partition("=")[0] in valid:
         return f"; did you mean {meant if '=' in meant else repr(meant)}?"
     elsewhere = _ELSEWHERE.get((what, name))
-    return f"; {elsewhere} takes it" if elsewhere else ""
+    return f"; {elsewhere} takes it" if elsewhere else None
 
 
 def flag(name: str, value: object) -> bool:

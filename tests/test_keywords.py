@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from storage_loader import DataConfig, DataLoader, DataSaver, errors
+from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, errors
 from storage_loader.errors import ConfigError, StorageLoaderError, UnknownNameError
 from storage_loader.keywords import (
     _MEANT,
+    _TORCHS,
     checked_keywords,
     handed_on,
     nearest,
@@ -111,6 +113,7 @@ ERRORS = [e for _, e in inspect.getmembers(errors, inspect.isclass)]
         (errors.ChecksumError, ValueError),
         (errors.SaverError, RuntimeError),
         (errors.LoaderError, RuntimeError),
+        (errors.LoaderAttributeError, AttributeError),
         (errors.StoreError, OSError),
         (errors.ObjectNotFoundError, FileNotFoundError),
         (errors.ObjectExistsError, FileExistsError),
@@ -165,6 +168,47 @@ def test_a_loader_of_arrays_points_to_those_that_know_devices(memory: dict[str, 
     valid = ["device", "seed"]  # as in the torch module
     with pytest.raises(UnknownNameError, match=r"'sharding'; did you mean 'device'\?$"):
         reject_unknown(["sharding"], valid, what="DataLoader keyword")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("sampler", "rows are ordered by shuffle=, seed= and subset="),
+        ("batch_sampler", "storage_loader.torch.Dataset goes under torch's DataLoader"),
+        ("collate_fn", "transform= gets each batch"),
+        ("pin_memory", "storage_loader.torch.DataLoader(device='cuda')"),
+        ("pin_memory_device", "give storage_loader.torch.DataLoader the device"),
+        ("prefetch_factor", "prefetch= says how many bytes are fetched ahead"),
+        ("persistent_workers", "live as long as the loader"),
+        ("worker_init_fn", "transform=, which can prepare itself"),
+        ("multiprocessing_context", "always spawned"),
+        ("timeout", "DataConfig(timeout=, deadline=)"),
+        ("generator", "set_epoch() chooses one"),
+        ("in_order", "batches always come in order"),
+    ],
+)
+def test_what_torchs_loader_takes_is_answered(name: str, instead: str, tmp_path: Path) -> None:
+    config = DataConfig("torchs", storage=tmp_path)
+    with pytest.raises(UnknownNameError) as caught:
+        DataLoader(config, **{name: 1})
+    assert str(caught.value).startswith(f"unknown DataLoader keyword {name!r}; ")
+    assert instead in str(caught.value)
+    known = {*inspect.signature(DataLoader).parameters, "dataset", name}
+    assert set(inspect.signature(torch_loader()).parameters) - set(_TORCHS) - known == set()
+
+
+def torch_loader() -> Callable[..., object]:
+    data = pytest.importorskip("torch.utils.data")
+    loader: Callable[..., object] = data.DataLoader
+    return loader
+
+
+def test_what_a_dataset_does_not_take_is_a_loaders(tmp_path: Path) -> None:
+    config = DataConfig("torchs", storage=tmp_path)
+    for name in ("batch_size", "shuffle", "seed", "subset", "num_workers", "drop_last"):
+        with pytest.raises(UnknownNameError) as caught:
+            Dataset(config, **{name: 1})
+        assert str(caught.value) == f"unknown Dataset keyword {name!r}; DataLoader takes it"
 
 
 @pytest.mark.parametrize("value", ["false", "no", 0, 1, None])

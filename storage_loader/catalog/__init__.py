@@ -1,7 +1,7 @@
 """Which rows a dataset has: dataset.json, commits, versions, and what a storage holds."""
 
 from .catalog import Catalog
-from .commits import Commit, CommitId, live_commits
+from .commits import ROW_ORDERS, Commit, CommitId, RowOrder, live_commits
 from .gc import Collected, Garbage, collect_garbage
 from .history import LoggedCommit, commit_log, drop_commit
 from .listing import (
@@ -18,6 +18,7 @@ from .snapshot import Snapshot, Version, rows_text
 from .verify import Problem, Verified, verify_dataset
 
 __all__ = [
+    "ROW_ORDERS",
     "Catalog",
     "Collected",
     "Commit",
@@ -27,6 +28,7 @@ __all__ = [
     "LoggedCommit",
     "Problem",
     "Publication",
+    "RowOrder",
     "Snapshot",
     "StoredObject",
     "StoredObjects",

@@ -37,12 +37,12 @@ from .claims import (
     last_claim,
     mark_key,
 )
-from .commits import COMMIT_LIMIT, FORMAT, LAST_SEQ, Commit, CommitId, live_commits
+from .commits import COMMIT_LIMIT, FORMAT, LAST_SEQ, Commit, CommitId, RowOrder, live_commits
 from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version
-from .stored import DATASET_LIMIT, parse_dataset, stored_datasets
+from .stored import DATASET_LIMIT, ORDER_KEY, parse_dataset, row_order, stored_datasets
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
@@ -87,7 +87,20 @@ class Catalog:
 
         Raises `SchemaError` where the config gives attributes that differ from it.
         """
-        return self.schema_of(self.store.find(self.schema_key, limit=DATASET_LIMIT))
+        described = self.read_dataset()
+        return None if described is None else described[0]
+
+    def read_order(self) -> RowOrder:
+        """How the rows of a dataset that exists are ordered."""
+        described = self.read_dataset()
+        self.required(None if described is None else described[0])
+        return "commit" if described is None else described[1]
+
+    def read_dataset(self) -> tuple[Schema, RowOrder] | None:
+        """What dataset.json says; None, and `SchemaError`, as from `read_schema`."""
+        data = self.store.find(self.schema_key, limit=DATASET_LIMIT)
+        schema = self.schema_of(data)
+        return None if data is None or schema is None else (schema, row_order(bytes(data)))
 
     def schema_of(self, data: memoryview | None) -> Schema | None:
         """What `read_schema` gives for this dataset.json, None where there is none."""
@@ -144,12 +157,16 @@ class Catalog:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
-    def create(self, schema: Schema) -> None:
-        """Write dataset.json unless it is there; `SchemaError` where that holds another schema."""
-        stored = self.read_schema()
+    def create(self, schema: Schema, order: RowOrder = "commit") -> RowOrder:
+        """Write dataset.json unless it is there; `SchemaError` where that holds another schema.
+
+        Returns the order of the rows, which is another's where that made the dataset before.
+        """
+        stored = self.read_dataset()
         if stored is None:
+            described = {"format": FORMAT, **self.config.identity, "attributes": schema.to_json()}
             body = canonical_json(
-                {"format": FORMAT, **self.config.identity, "attributes": schema.to_json()}
+                described if order == "commit" else {**described, ORDER_KEY: order}
             )
             if len(body) > DATASET_LIMIT:
                 raise SchemaError(
@@ -160,9 +177,11 @@ class Catalog:
             try:
                 self.store.put(self.schema_key, body, create=True)
             except ObjectExistsError:
-                stored = self.require_schema()
-        if stored is not None:
-            self._check(schema, stored)
+                stored = self.require_schema(), self.read_order()
+        if stored is None:
+            return order
+        self._check(schema, stored[0])
+        return stored[1]
 
     def commit_ids(self) -> list[CommitId]:
         """The ids of all commits there are, replaced ones too, in order."""
@@ -368,7 +387,7 @@ class Catalog:
                     body = barrier(schema, claimed).to_bytes()
                     self.store.put(self.commit_key(claimed), body, create=True)
             last = claimed.number
-        _, _, commits = self._read_listed()
+        _, _, _, commits = self._read_listed()
         own = [i for i in commits if i.writer == writer]
         return Resumed(
             1 + max([last, *(i.number for i in own)]),
@@ -384,9 +403,9 @@ class Catalog:
         Raises `DatasetNotFoundError`, or `VersionNotFoundError` where commits are gone.
         """
         named = None if isinstance(version, str) else version
-        schema, live, commits = self._read_listed(named)
+        schema, order, live, commits = self._read_listed(named)
         if version is None or isinstance(version, str):
-            live = commits_of(version, commits)
+            live = commits_of(version, commits, order)
         # Commits that were read hold columns.
         parts = [cast(StoredObjects, commits[i].objects) for i in live]
         objects = StoredObjects.joined(schema, parts)
@@ -397,14 +416,17 @@ class Catalog:
 
     def _read_listed(
         self, version: Version | Sequence[str] | None = None
-    ) -> tuple[Schema, list[CommitId], dict[CommitId, Commit]]:
-        """The schema, and all commits there are, or those that a version names, in order."""
+    ) -> tuple[Schema, RowOrder, list[CommitId], dict[CommitId, Commit]]:
+        """The schema and the order of the rows; and all commits there are, or those that a version
+        names, in order.
+        """
         listing = _Listing(self)
         while True:
             data, infos = self.store.find_and_list(
                 self.schema_key, self.commit_folder, limit=DATASET_LIMIT
             )
             schema = self.required(self.schema_of(data))
+            order: RowOrder = "commit" if data is None else row_order(bytes(data))
             if version is None:
                 ids = sorted(self._at_one_moment(infos))
             else:
@@ -414,7 +436,7 @@ class Catalog:
                 continue
             if version is not None:
                 check_named(version, commits)
-            return schema, ids, commits
+            return schema, order, ids, commits
 
     def delete(self) -> None:
         """Remove the dataset. It is empty at once and gone at the end; no one may save meanwhile.

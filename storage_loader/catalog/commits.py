@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from ..config import canonical_json
 from ..errors import FormatError
@@ -22,6 +22,9 @@ from .parse import parse_list, parse_objects
 COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
 FORMAT = 1
 LAST_SEQ = 10**11 - 1  # a thousand commits a second for three years; what is above is foreign
+
+RowOrder = Literal["commit", "writer"]
+ROW_ORDERS: tuple[RowOrder, ...] = ("commit", "writer")
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a character, as JSON escapes it
 _ID = re.compile(r"(0\d{11})-([A-Za-z0-9][A-Za-z0-9._-]*)-(\d{6})", re.ASCII)
@@ -117,8 +120,12 @@ class Commit:
         )
 
 
-def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, Any]:
-    """A JSON object of this format with exactly the `required` keys, `format` and `info`."""
+def read_json(
+    data: bytes, required: Sequence[str], *, place: str, optional: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A JSON object of this format with the `required` keys, `format`, and perhaps `info` and the
+    `optional` ones.
+    """
     try:
         # As text: json would take bytes for UTF-16 or UTF-32, too.
         value = json.loads(
@@ -139,7 +146,7 @@ def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, 
             f"format {FORMAT}: upgrade it"
         )
     missing = [key for key in required if key not in value]
-    unknown = sorted(set(value) - {*required, "format", "info"})
+    unknown = sorted(set(value) - {*required, *optional, "format", "info"})
     if missing or unknown:
         raise FormatError(f"{place}: missing keys {missing}, unknown keys {shown(unknown)}")
     return value
@@ -191,6 +198,15 @@ def live_commits(commits: Mapping[CommitId, Commit]) -> list[CommitId]:
         else:
             void.add(commit_id)
     return [i for i in sorted(commits) if i not in replaced and i not in void]
+
+
+def in_row_order(ids: Sequence[CommitId], order: RowOrder) -> list[CommitId]:
+    """Live commits as their rows lie; `ids` ascend.
+
+    "writer": what each writer saved, one after another, whenever it was committed. Of a writer's
+    commits the number counts, as an attempt that was taken for dead may have had a lower seq.
+    """
+    return sorted(ids, key=lambda i: (i.writer, i.number)) if order == "writer" else [*ids]
 
 
 def _layout_json(layout: ObjectLayout) -> bytes:

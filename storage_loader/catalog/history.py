@@ -14,7 +14,7 @@ from ..errors import StoreFullError, VersionNotFoundError
 from ..keywords import checked_keywords, shown
 from ..schema import Schema
 from .catalog import Catalog
-from .commits import Commit, CommitId, live_commits
+from .commits import Commit, CommitId, in_row_order, live_commits
 from .gc import collect_garbage
 from .live import states
 from .objects import StoredObjects
@@ -38,7 +38,7 @@ class LoggedCommit:
 
 @checked_keywords
 def commit_log(config: DataConfig) -> list[LoggedCommit]:
-    """All commits there are, in the order of their rows; `DatasetNotFoundError` without a dataset.
+    """All commits there are, in the order of their ids; `DatasetNotFoundError` without a dataset.
 
     Reads dataset.json and commits, never an object.
     """
@@ -46,6 +46,7 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
     schema, stored = catalog.read_everything()
     if schema is None:
         catalog.require_schema()
+    order = catalog.read_order()
     commits = {i: one.commit for i, one in stored.items()}
     live = set(live_commits(commits))
     log = []
@@ -64,7 +65,7 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
                 sum(objects.nbytes.tolist()),
                 tuple(map(str, commit.replaces)),
                 commit_id in live,
-                versions.of(state.live),
+                versions.of(in_row_order(state.live, order)),
             )
         )
     return log

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError, VersionNotFoundError
 from ..keywords import shown
-from .commits import Commit, CommitId, live_commits
+from .commits import Commit, CommitId, RowOrder, in_row_order, live_commits
 from .live import states
 from .snapshot import Version, Versions
 
@@ -32,22 +32,26 @@ def check_named(version: Version | Sequence[str], commits: Mapping[CommitId, Com
         version.check(commits)
 
 
-def commits_of(version: str | None, commits: Mapping[CommitId, Commit]) -> list[CommitId]:
-    """The live commits now, or in the state with this hash or after the commit of this id."""
-
+def commits_of(
+    version: str | None, commits: Mapping[CommitId, Commit], order: RowOrder = "commit"
+) -> list[CommitId]:
+    """The live commits now, or in the state with this hash or after the commit of this id, as
+    their rows lie.
+    """
     versions = Versions(commits)
-    live = live_commits(commits)
+    live = in_row_order(live_commits(commits), order)
     if version is None or version == versions.hash_of(live):
         return live
     wanted = CommitId.parse(version)
     for state in states(commits):
-        if state.after == wanted or (not wanted and version == versions.hash_of(state.live)):
-            gone = [str(i) for i in state.live if i not in commits]
+        live = in_row_order(state.live, order)
+        if state.after == wanted or (not wanted and version == versions.hash_of(live)):
+            gone = [str(i) for i in live if i not in commits]
             if gone:
                 raise VersionNotFoundError(
                     f"version {shown(version)}: its commits are gone: {gone[:5]}"
                 )
-            return state.live
+            return live
     if version == versions.hash_of([]):
         return []
     if wanted:

@@ -18,10 +18,11 @@ from ..errors import (
 from ..keywords import shown
 from ..schema import Schema
 from ..store import Store
-from .commits import read_json
+from .commits import RowOrder, read_json
 
 DATASET_LIMIT = 2**24  # bytes of dataset.json
 DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
+ORDER_KEY = "order"  # there, where rows are not ordered by commit
 
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -74,7 +75,12 @@ def is_of_the_storage(error: StorageLoaderError) -> bool:
 def parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
     """Identity and schema; `FormatError` for what is no dataset.json of this key."""
     place = f"{store.url}/{key}"
-    value = read_json(data, DATASET_KEYS, place=place)
+    value = read_json(data, DATASET_KEYS, place=place, optional=[ORDER_KEY])
+    if value.get(ORDER_KEY, "writer") != "writer":
+        raise FormatError(
+            f"{place}: order {shown(value[ORDER_KEY])}; this version of storage_loader knows "
+            "'writer': upgrade it"
+        )
     try:
         schema = Schema.from_json(value["attributes"])
         described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
@@ -85,3 +91,8 @@ def parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object
     if f"{described.dataset_prefix}/dataset.json" != key:
         raise FormatError(f"{place}: this describes another dataset, {shown(described.identity)}")
     return described.identity, schema
+
+
+def row_order(data: bytes) -> RowOrder:
+    """How the rows are ordered, by a dataset.json that `parse_dataset` took."""
+    return "writer" if ORDER_KEY in json.loads(data) else "commit"

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
@@ -22,12 +22,13 @@ from ..keywords import checked_keywords, shown
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
+from ..threads import LEFT, Threads
 from .catalog import Catalog
-from .commits import Commit, CommitId, read_json
+from .commits import Commit, CommitId, RowOrder, read_json
 from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
-from .stored import DATASET_KEYS, DATASET_LIMIT
+from .stored import DATASET_KEYS, DATASET_LIMIT, ORDER_KEY, row_order
 
 _THREADS = 8
 _MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
@@ -99,12 +100,13 @@ def verify_dataset(
         problems.append(problem)
         found(problem)
 
-    schema = _read_schema(catalog, note)
-    if schema is None:
+    described = _read_dataset(catalog, note)
+    if described is None:
         return Verified(Version.of({}), 0, 0, 0, tuple(problems))
+    schema, order = described
     commits = _read_commits(catalog, schema, note)
     if version is None or isinstance(version, str):
-        live = commits_of(version, commits)
+        live = commits_of(version, commits, order)
     else:
         live = named_ids(version, sorted(commits))
         check_named(version, {i: commits[i] for i in live})
@@ -132,15 +134,17 @@ def verify_dataset(
     return Verified(seen, first, sum(map(len, parts)), total, tuple(problems))
 
 
-def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | None:
-    """The schema; None, and a problem, where dataset.json cannot be read."""
+def _read_dataset(
+    catalog: Catalog, note: Callable[[Problem], None]
+) -> tuple[Schema, RowOrder] | None:
+    """Schema and order of the rows; None, and a problem, where dataset.json cannot be read."""
     name = catalog.config.dataset_name
     place = f"{catalog.store.url}/{catalog.schema_key}"
     try:
         found = catalog.store.find(catalog.schema_key, limit=DATASET_LIMIT)
         body = b"" if found is None else bytes(found)  # once: another may take its place
         schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
-        if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:
+        if canonical_json(read_json(body, DATASET_KEYS, place=place, optional=[ORDER_KEY])) != body:
             note(Problem(name, f"{place}: not canonical JSON"))
     except FormatError as error:
         note(Problem(name, str(error)))
@@ -148,7 +152,7 @@ def _read_schema(catalog: Catalog, note: Callable[[Problem], None]) -> Schema | 
     except RecursionError:  # under `info`
         note(Problem(name, f"{place}: nested too deeply to be canonical JSON"))
         return None
-    return schema
+    return schema, row_order(body)
 
 
 def _read_commits(
@@ -188,7 +192,7 @@ def _in_threads(
     """
     rest = iter(items)
     stop = threading.Event()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage_loader-verify")
+    pool = Threads(num_threads, "storage_loader-verify")
     begun: deque[tuple[T, Future[R]]] = deque()
     try:
         while True:
@@ -200,7 +204,7 @@ def _in_threads(
             yield item, future.result()
     finally:
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.end(seconds=LEFT)
 
 
 @dataclass(frozen=True)

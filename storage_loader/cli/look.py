@@ -99,7 +99,9 @@ def head_command(version: str | None, rows: int, **which: Any) -> None:
 @dataset_arguments
 @click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
 def log_command(as_json: bool, **which: Any) -> None:
-    """List the commits of a dataset in the order of their rows.
+    """List the commits of a dataset in the order of their ids.
+
+    That is the order of their rows, unless the dataset was made with order="writer".
 
     Times are the storage's. VERSION is the dataset after that commit; --version and version=
     take it, or the commit's id. "-" where commits of it are gone.

@@ -44,9 +44,9 @@ class DataLoader(loader.DataLoader):
     def __init__(
         self,
         config: DataConfig,
+        batch_size: int | None = 1,
         *,
         sharding: jax.sharding.Sharding | None = None,
-        batch_size: int | None = 1,
         shuffle: Shuffle = False,
         seed: int = 0,
         last_batch: LastBatch = "partial",

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..catalog import Version
+from ..catalog import Snapshot, Version
 from ..config import DataConfig
-from ..keywords import checked_keywords, shown, whole_repr
+from ..errors import ConfigError
+from ..keywords import checked_keywords, nearest, shown, whole_repr
 from .order import Rows
 from .settings import cache_size_of
 from .view import Transform, View, one_row
@@ -56,17 +57,39 @@ class Dataset(View):
             cache_dir=cache_dir,
             cache_size=cache_size_of(cache_size, index=False),
         )
+        if self._draws:
+            raise ConfigError(
+                "transform takes a second argument: only the batches of a DataLoader have a random "
+                "generator, made of seed and epoch; here, take one of your own"
+            )
+
+    _source: View | None = None  # whose version this reads
+
+    def _reading_as(self, source: View) -> Dataset:
+        """The dataset itself, from now on at the version that `source` reads."""
+        self._source = source
+        return self
+
+    def _pin(self) -> Snapshot:
+        return super()._pin() if self._source is None else self._source.open()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_source": None}
 
     def __len__(self) -> int:
         return self.num_rows
 
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> Any:
-        if isinstance(index, (int, np.integer)) and not isinstance(index, (bool, np.bool_)):
-            number = _row_number(int(index), self.num_rows)
+        number = _whole_number(index)
+        if number is not None:
+            number = _row_number(number, self.num_rows)
             return self._finish(self._engine.row(number), (number,))
         if isinstance(index, slice):
             self._engine.confirm(range(*index.indices(self.num_rows)))
-        rows = _row_numbers(index, self.num_rows)
+        try:
+            rows = _row_numbers(index, self.num_rows)
+        except IndexError as error:
+            raise IndexError(f"{error}{_meant(index, self.schema.names)}") from None
         return self._finish(self._engine.read(rows), rows)
 
     def rows(self, index: Sequence[int]) -> list[Any]:
@@ -85,6 +108,27 @@ class Dataset(View):
     def __repr__(self) -> str:
         at = "" if self._snapshot is None else f", {self.num_rows} rows, {self.version}"
         return f"Dataset({self.config.dataset_name!r} in {self.config.storage}{at})"
+
+
+def _meant(index: Any, known: Sequence[str]) -> str:
+    """The end of an error message where names of attributes are given, as of a table's columns."""
+    names = [index] if isinstance(index, str) else index if isinstance(index, list) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        return ""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        return f"; nor is {shown(unknown[0])} an attribute{nearest(unknown[0], known)}"
+    return f"; to read only this, make a Dataset with attributes={shown(names)}"
+
+
+def _whole_number(index: Any) -> int | None:
+    """An integer of any kind, an array or tensor without axes too; None for anything else."""
+    if isinstance(index, (int, np.integer)):
+        return None if isinstance(index, bool) else int(index)
+    if getattr(index, "ndim", None) != 0:  # of a list, a slice, an array with axes
+        return None
+    number = np.asarray(index)
+    return int(number) if number.dtype.kind in "iu" else None
 
 
 def _row_number(index: int, num_rows: int) -> int:

@@ -126,7 +126,7 @@ class Reader:
 
         def make(timed: Timed[Read]) -> Timed[Made]:
             read, ready, gathered = timed
-            batch = _batch(view, self.settings, read)
+            batch = _batch(view, self.settings, read, epoch.place(read.number))
             if ring is not None:
                 batch = ring.send(batch, read.memory)
             made = read.number, read.rows, batch
@@ -178,9 +178,10 @@ class Reader:
             meter.gathered = 0.0  # in the workers
             due = _stamped(chunks, meter)
             singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))
-            tasks = singles if self.view._engine.holds else unprepared(epoch)
+            ready = singles if self.view._engine.holds else unprepared(epoch)
+            tasks = ((one, epoch.place(one.first)) for one in ready)
             with self.pool.workers(job, self.settings.num_workers) as workers:
-                for one, (batch, traffic) in workers.map(tasks):
+                for (one, _), (batch, traffic) in workers.map(tasks):
                     meter.add_traffic(traffic)
                     yield one.first, one.rows[0], batch
 
@@ -212,22 +213,25 @@ def _placed(
         yield from _taken_ahead(placed) if ahead else placed
 
 
-def _make(view: View, settings: Settings, due: Due) -> Any:
+def _make(view: View, settings: Settings, task: tuple[Due, tuple[int, ...]]) -> Any:
     """In a worker: the finished batch, and what was fetched for it."""
+    due, place = task
     (rows,), (valid,) = due.rows, due.valid
     before = view._counter.total
-    batch = _batch(view, settings, Read(due.first, rows, valid, view._engine.read(rows)))
+    read = Read(due.first, rows, valid, view._engine.read(rows))
+    batch = _batch(view, settings, read, place)
     return batch, view._counter.total - before
 
 
-def _batch(view: View, settings: Settings, read: Read) -> Any:
-    """What the user gets of the arrays that were read."""
+def _batch(view: View, settings: Settings, read: Read, place: tuple[int, ...]) -> Any:
+    """What the user gets of the arrays that were read; `place` is the batch's, see `Epoch`."""
     arrays: dict[str, Any] = dict(read.arrays)
     if "row" in settings.extras:
         arrays["row"] = read.rows.copy()
     if "valid" in settings.extras:
         arrays["valid"] = read.valid.copy()
-    return view._finish(one_row(arrays, 0) if settings.batch_size is None else arrays, read.rows)
+    given = one_row(arrays, 0) if settings.batch_size is None else arrays
+    return view._finish(given, read.rows, place)
 
 
 def _stamped(chunks: Iterator[Due], meter: Meter) -> Iterator[Due]:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from ..catalog import Snapshot, Version
 from ..config import DataConfig
-from ..errors import ConfigError, LoaderError
-from ..keywords import checked_keywords, flag, whole_repr
+from ..errors import ConfigError, LoaderAttributeError, LoaderError
+from ..keywords import checked_keywords, flag, shown, whole_repr
+from .dataset import Dataset
 from .feed import nobody
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
@@ -47,12 +48,14 @@ class DataLoader(View):
     several.
     """
 
+    _dataset_type = Dataset  # an adapter may have its own
+
     @checked_keywords
     def __init__(
         self,
         config: DataConfig,
-        *,
         batch_size: int | None = 1,
+        *,
         shuffle: Shuffle = False,
         seed: int = 0,
         last_batch: LastBatch = "partial",
@@ -84,8 +87,10 @@ class DataLoader(View):
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
-        a list of commit ids instead of the newest. `transform` gets the batch; it runs ahead in
-        a few threads, so it may be called from several at once. `num_workers`: processes that
+        a list of commit ids instead of the newest. `transform` gets the batch, and a
+        numpy Generator if it takes a second argument: made of seed, epoch, rank and the place of
+        the global batch in the order. It runs ahead in a few threads, so it may be called from
+        several at once. `num_workers`: processes that
         gather and transform instead, for a transform that holds the GIL. `as_tuple`: a tuple in
         attribute order instead of a dict. `extras`: adds "row" (int64, the rows' numbers,
         -1 for padding) and "valid" (bool, False for padding and repeats).
@@ -140,6 +145,53 @@ class DataLoader(View):
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
         return snapshot
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch on each rank; None: rows come one at a time."""
+        return self._settings.batch_size
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """False, True or "global"."""
+        return self._settings.shuffle
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last global batch that is not full is left out."""
+        return self._settings.last_batch == "drop"
+
+    @property
+    def seed(self) -> int:
+        """Of the next iteration; `load_state_dict` takes the state's."""
+        return self._next.seed
+
+    @property
+    def dataset(self) -> Dataset:
+        """The rows by their numbers: this loader's version and attributes, without `transform`.
+
+        Not where `subset` is given: rows have other numbers then.
+        """
+        if self._settings.subset is not None:
+            raise LoaderAttributeError(
+                "dataset: this loader reads a subset, of loader.num_rows rows; for rows by their "
+                "numbers make Dataset(config, version=loader.version)"
+            )
+        dataset = self._dataset_type(
+            self.config,
+            attributes=self._attributes,
+            verify=self._verify,
+            cache_dir=self._cache_dir,
+            cache_size=self._cache_size,
+        )
+        return dataset._reading_as(self)
+
+    def __getitem__(self, index: object) -> Any:
+        raise LoaderError(
+            f"{type(self).__name__}[{shown(index)}]: a loader is iterated over. Rows by their "
+            "numbers are Dataset(config)[...]; torch's DataLoader takes Dataset or IterableDataset "
+            "of storage_loader.torch, and ours stands in its place"
+        )
 
     @property
     def num_rows(self) -> int:
@@ -244,7 +296,8 @@ class DataLoader(View):
     def _epoch_of(self, state: State) -> Epoch:
         order, subset = self._ordered(state.seed)
         rank, _ = self._ranks()
-        return Epoch(state.epoch, order, self._partition(state.rows), rank, subset)
+        partition = self._partition(state.rows)
+        return Epoch(state.epoch, order, partition, rank, subset, state.seed)
 
     def _partition(self, start: int) -> Partition:
         order, _ = self._ordered()

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from ..catalog import Catalog, Version
 from ..config import DataConfig
-from ..keywords import checked_keywords
+from ..errors import ConfigError
+from ..keywords import checked_keywords, shown
+from .dataset import Dataset
 from .order import Rows
 from .order.subset import split_rows
 
@@ -17,11 +19,22 @@ def split(
     fractions: Sequence[float],
     seed: int = 0,
     *,
+    by: str | None = None,
     version: Version | str | Sequence[str] | None = None,
 ) -> list[Rows]:
     """Disjoint, complete parts of a dataset's rows, drawn at random: one for each fraction.
 
-    Each part is an ascending array of row numbers for `DataLoader(subset=...)`; the same for
-    the same seed and number of rows. Raises `ConfigError` where `fractions` do not sum to 1.
+    `fractions`: numbers whose sum is 1, or whole numbers of rows whose sum is all rows. `by`: an
+    attribute of shape () with the rows' classes, of each of which every part gets its share, to a
+    row or two; it is read whole. Each part is an ascending array of row numbers for
+    `DataLoader(subset=...)`; the same for the same seed, number of rows and classes. Raises
+    `ConfigError` where the fractions sum to anything else.
     """
-    return split_rows(Catalog(config).snapshot(version).num_rows, fractions, seed)
+    if by is None:
+        return split_rows(Catalog(config).snapshot(version).num_rows, fractions, seed)
+    if not isinstance(by, str):
+        raise ConfigError(f"by {shown(by)}: the name of an attribute")
+    dataset = Dataset(config, attributes=[by], version=version)
+    if dataset.spec[by].shape:
+        raise ConfigError(f"by {by!r}: rows of shape {dataset.spec[by].shape} are no classes")
+    return split_rows(dataset.num_rows, fractions, seed, dataset[:][by])

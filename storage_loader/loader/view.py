@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
-from ..errors import ConfigError, LoaderError, TransformError
+from ..errors import ConfigError, LoaderAttributeError, LoaderError, TransformError
 from ..keywords import flag, shown
 from ..process import PerProcess
 from ..schema import Attribute, Schema
@@ -21,7 +24,8 @@ from .fill.parts import Array
 from .order import Rows
 from .tuning import TUNING
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Any], Any] | Callable[[Any, np.random.Generator], Any]
+_STREAM = 6  # apart from the streams of the orders
 V = TypeVar("V", bound="View")
 
 
@@ -48,10 +52,13 @@ class View:
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
         cache_folder(cache_dir)  # raises where it is none
-        self.config = config
+        if config.schema is not None:
+            config.schema.select(attributes)  # raises where one is none of them
+        self._config = config
         self._attributes = attributes
         self._wanted_version = version
         self._transform = transform
+        self._draws = transform is not None and _takes_rng(transform)
         self._as_tuple = flag("as_tuple", as_tuple)
         self._verify = flag("verify", verify)
         self._cache_dir = cache_dir
@@ -61,6 +68,21 @@ class View:
         self._process_engine: PerProcess[Engine] = PerProcess()
         self._process_catalog: PerProcess[Catalog] = PerProcess()
         self._process_counter: PerProcess[Counter] = PerProcess()  # of what is fetched
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Nobody would read it. A user's subclass may keep what is its own.
+        is_ours = type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
+        if is_ours and not name.startswith("_"):
+            kind = type(self).__name__
+            raise LoaderAttributeError(
+                f"{name}: a {kind} stays as it was made; make another {kind} with what you want"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def config(self) -> DataConfig:
+        """The dataset that is read."""
+        return self._config
 
     def open(self) -> Snapshot:
         """Fix the version now, where it is not yet; later calls change nothing.
@@ -147,12 +169,24 @@ class View:
         other._process_engine = PerProcess()
         return other
 
-    def _finish(self, arrays: Mapping[str, Array], rows: Sequence[int] | Rows) -> Any:
-        """A batch or row as the user gets it; `rows` are its numbers, for errors."""
+    def _finish(
+        self,
+        arrays: Mapping[str, Array],
+        rows: Sequence[int] | Rows,
+        place: tuple[int, ...] = (),
+    ) -> Any:
+        """A batch or row as the user gets it; `rows` are its numbers, for errors.
+
+        `place`: what its transform draws follows from it.
+        """
         batch: Any = self._feed.convert(arrays)
         if self._transform is not None:
+            transform: Callable[..., Any] = self._transform
             try:
-                batch = self._transform(batch)
+                if self._draws:
+                    batch = transform(batch, np.random.default_rng((_STREAM, *place)))
+                else:
+                    batch = transform(batch)
             except Exception as error:
                 shown = ", ".join(map(str, [*rows[:8]])) + (", ..." if len(rows) > 8 else "")
                 raise TransformError(
@@ -171,6 +205,17 @@ class View:
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version
         return self.__dict__
+
+
+def _takes_rng(transform: Callable[..., Any]) -> bool:
+    """Whether it needs a second argument, or calls one `rng`."""
+    try:
+        parameters = [*inspect.signature(transform).parameters.values()]
+    except (ValueError, TypeError):  # of a function that is not Python's
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    second = [one for one in parameters if one.kind in places][1:2]
+    return any(one.default is one.empty or one.name == "rng" for one in second)
 
 
 def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:

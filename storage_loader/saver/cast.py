@@ -33,6 +33,7 @@ def cast(values: Array, attribute: Attribute) -> Array:
     if not values.size:
         return np.zeros(values.shape, target)
     if source > aim:
+        _check_no_nan(values, attribute)
         raise CastError(
             f"attribute {attribute.name!r}: row 0 holds {values.flat[0]!s} ({values.dtype.name}), "
             f"but the dataset stores {attribute.dtype}; convert it yourself if that is meant"
@@ -50,6 +51,18 @@ def cast(values: Array, attribute: Attribute) -> Array:
         )
     with np.errstate(invalid="ignore"):  # of a signalling NaN, which stays a NaN
         return values.astype(target)
+
+
+def _check_no_nan(values: Array, attribute: Attribute) -> None:
+    """A missing value made floats of integers, as in a DataFrame: it is what is to be mended."""
+    missing = np.argwhere(np.isnan(values))
+    if len(missing):
+        position = tuple(missing[0])
+        raise CastError(
+            f"attribute {attribute.name!r}: row {position[0]} holds {values[position]!s} "
+            f"({values.dtype.name}), which {attribute.dtype} cannot hold; fill or leave out the "
+            "rows without a value, then convert the others"
+        )
 
 
 _INTEGER, _FLOAT, _COMPLEX = range(3)

@@ -65,12 +65,15 @@ class Lease:
         if self._pid == os.getpid():  # a forked process has no such thread
             self._told.put(_END)
 
-    def end(self) -> None:
-        """End the thread, and delete the object where there is one."""
+    def end(self, *, seconds: float | None = None) -> None:
+        """End the thread, and delete the object where there is one.
+
+        Given `seconds`, it waits no longer, and the object stays and grows old.
+        """
         self.abandon()
         if self._thread is not None and self._thread.is_alive():  # Ctrl-C may come before `start`
-            self._thread.join()
-        if self._written:
+            self._thread.join(seconds)
+        if self._written and seconds is None:
             self._written = False
             try:
                 self._store.delete([self._key])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import secrets
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import wait
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
@@ -16,7 +19,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ..catalog import Catalog, Publication
+from ..catalog import ROW_ORDERS, Catalog, Publication, RowOrder
 from ..config import DataConfig, require_config
 from ..errors import (
     BucketNotFoundError,
@@ -31,6 +34,7 @@ from ..hdf5 import capacity
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
 from ..text import printable
+from ..threads import LEFT, Threads
 from .batch import as_arrays
 from .buffer import ObjectBuffer
 from .cast import Array
@@ -72,6 +76,10 @@ class DataSaver:
     job goes by a name at a time. If an attempt that was taken for dead lives on, each commit is
     one attempt's and the other's fails. Without a name it is random.
 
+    `order="writer"`, decided when the dataset is made, sorts its rows by the savers' names and then
+    as each saved them, not by the time of their commits: so the same parallel preprocessing gives
+    the same rows the same numbers. Every saver of such a dataset needs a `writer`.
+
     `commit_every` bounds what a crash can cost: rows, or a `timedelta` from the first row that is
     not committed. `saver(batch)` commits when that is reached, always after a whole batch, and no
     thread does while no batch comes.
@@ -84,6 +92,7 @@ class DataSaver:
         *,
         refresh: bool = False,
         writer: str | None = None,
+        order: RowOrder | None = None,
         commit_every: int | timedelta | None = None,
         num_worker_threads: int = 4,
         progress: bool = False,
@@ -99,6 +108,7 @@ class DataSaver:
         self._writer = secrets.token_hex(8) if writer is None else _writer(writer)
         # Attempts meet under a given name only, so there the attempt is what tells keys apart.
         self._attempt = secrets.token_hex(8 if self._is_named else 4)
+        self._order = _order(order, self._is_named)
         self._commit_every = _commit_every(commit_every)
         self._number = 0
         self._oldest = 0.0  # when the first row that is not committed came
@@ -151,8 +161,10 @@ class DataSaver:
     ) -> None:
         if kind is None:
             self.close()
-        else:
+        elif issubclass(kind, Exception):
             self.abort()
+        else:
+            self._abort_soon()
 
     def __call__(self, batch: object) -> None:
         """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
@@ -210,7 +222,7 @@ class DataSaver:
         try:
             self._hand_over()
             objects = self._uploads.finish()
-            self._catalog.create(schema)
+            self._check_order(self._catalog.create(schema, self._order or "commit"))
             publication = self._catalog.publication(
                 schema,
                 objects,
@@ -262,8 +274,11 @@ class DataSaver:
             return
         try:
             self.commit()
-        except BaseException:
+        except Exception:
             self.abort()
+            raise
+        except BaseException:
+            self._abort_soon()
             raise
         self._end("closed")
 
@@ -272,15 +287,27 @@ class DataSaver:
 
         In a process forked from the saver's own it does nothing: the objects are the parent's.
         """
+        self._abort()
+
+    def _abort_soon(self) -> None:
+        """The same for Ctrl-C: it waits for no server, which removes what it can meanwhile."""
+        aborting = Threads(1, "storage_loader-abort").submit(lambda: self._abort(seconds=LEFT))
+        done, _ = wait([aborting], timeout=1.5 * LEFT)
+        self._state = "aborted"
+        self._finalizer.detach()
+        for one in done:
+            one.result()
+
+    def _abort(self, *, seconds: float | None = None) -> None:
         if self._state in ("closed", "aborted") or self._rows.pid != os.getpid():
             return
         if self._state != "new":
-            stored = self._uploads.stop()
+            stored = self._uploads.stop(seconds=seconds)
             try:
                 self._catalog.store.once().delete(stored)
             except StorageLoaderError as error:
                 _log.warning("%d objects of an aborted save remain: %s", len(stored), error)
-        self._end("aborted")
+        self._end("aborted", seconds=seconds)
         try:
             self._settle(once=True)  # a commit that was cut short does not appear later
         except SaverError as error:
@@ -293,10 +320,14 @@ class DataSaver:
             return self._schema
         self._catalog = Catalog(self.config)
         try:
-            stored = self._catalog.read_schema()
+            described = self._catalog.read_dataset()
         except BucketNotFoundError:
             self._catalog.store.prepare()
-            stored = None
+            described = None
+        stored = None
+        if described is not None:
+            stored, order = described
+            self._check_order(order)
         schema = stored or self.config.schema
         if schema is None:
             raise SchemaError(
@@ -325,6 +356,20 @@ class DataSaver:
             )
         self._state = "open"
         return schema
+
+    def _check_order(self, stored: RowOrder) -> None:
+        """Raise `ConfigError` where rows of this saver have no place in a dataset of this order."""
+        name = self.config.dataset_name
+        if self._order is not None and self._order != stored:
+            raise ConfigError(
+                f"order={self._order!r}: dataset {name!r} was made with order={stored!r}, which "
+                "stays; leave order out, or save to another dataset_name or additional"
+            )
+        if stored == "writer" and not self._is_named:
+            raise ConfigError(
+                f"dataset {name!r} was made with order='writer': each saver needs a name, "
+                "DataSaver(config, writer='part-0007')"
+            )
 
     def _check_process(self) -> None:
         if self._rows.pid != os.getpid():
@@ -390,9 +435,9 @@ class DataSaver:
             buffer, self._buffer = self._buffer, None
             self._uploads.give(buffer)
 
-    def _end(self, state: Literal["closed", "aborted"]) -> None:
+    def _end(self, state: Literal["closed", "aborted"], *, seconds: float | None = None) -> None:
         if self._state != "new":
-            self._uploads.stop()
+            self._uploads.stop(seconds=seconds)
         self._buffer = None
         self._state = state
         self._finalizer.detach()
@@ -441,6 +486,20 @@ def _writer(name: object) -> str:
     return name
 
 
+def _order(order: object, is_named: bool) -> RowOrder | None:
+    for known in ROW_ORDERS:
+        if order == known:
+            if known == "writer" and not is_named:
+                raise ConfigError(
+                    "order='writer' sorts rows by the savers' names: give this one a name, "
+                    "writer='part-0007'"
+                )
+            return known
+    if order is not None:
+        raise ConfigError(f"order {shown(order)}: 'commit' or 'writer'")
+    return None
+
+
 def _commit_every(value: object) -> int | timedelta | None:
     if value is None or (type(value) is int and value > 0):
         return value
@@ -455,9 +514,27 @@ def _commit_every(value: object) -> int | timedelta | None:
 def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:
     if rows.pending and rows.pid == os.getpid():
         were = "were never committed" if rows.publication is None else "may not be committed"
-        warnings.warn(
+        text = (
             f"a DataSaver of dataset {dataset_name!r} was forgotten with {rows.pending} rows that "
-            f"{were}; use `with`, or call close()",
-            ResourceWarning,
-            stacklevel=2,
+            f"{were}; use `with`, or call close()"
         )
+        warnings.warn(text, ResourceWarning, stacklevel=2)  # for tools: Python hides it
+        _log.warning("%s", text)
+        if not _logs_to(sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                sys.stderr.write(f"storage_loader: {text}\n")
+
+
+def _logs_to(stream: object) -> bool:
+    """Whether a warning that is logged is seen there."""
+    if not _log.isEnabledFor(logging.WARNING):
+        return False
+    if not _log.hasHandlers():
+        return logging.lastResort is not None
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
+                return handler.level <= logging.WARNING
+        logger = logger.parent if logger.propagate else None
+    return False

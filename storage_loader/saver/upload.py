@@ -6,13 +6,14 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from ..catalog import StoredObject
 from ..errors import ObjectNotFoundError, SaverError
 from ..schema import Schema
 from ..store import Store, xxh3
 from ..text import printable
+from ..threads import Threads
 from .buffer import ObjectBuffer
 from .lease import Lease
 
@@ -48,7 +49,7 @@ class Uploads:
         self._schema = schema
         self._capacity = capacity
         self._unmade = num_threads + 1
-        self._threads = ThreadPoolExecutor(self._unmade, thread_name_prefix="storage_loader-save")
+        self._threads = Threads(self._unmade, "storage_loader-save")
         self._puts = threading.Semaphore(num_threads)
         self._free: queue.SimpleQueue[ObjectBuffer] = queue.SimpleQueue()
         self._pending: list[Future[StoredObject | None]] = []
@@ -152,17 +153,17 @@ class Uploads:
         self._pending.clear()
         self.lease.release()
 
-    def stop(self) -> list[str]:
+    def stop(self, *, seconds: float | None = None) -> list[str]:
         """End the threads, dropping what they had not begun; keys stored in vain.
 
-        A put that waits to be tried again is given up.
+        A put that waits to be tried again is given up, and after so many seconds any put.
         """
         self._ended.set()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self.lease.end()
+        self._threads.end(seconds=seconds)
+        self.lease.end(seconds=seconds)
         keys = []
         for future in self._pending:
-            if not future.cancelled() and future.exception() is None:
+            if future.done() and not future.cancelled() and future.exception() is None:
                 stored = future.result()
                 keys += [f"{self._prefix}/{stored.key}"] if stored else []
         self._pending.clear()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -25,15 +26,18 @@ from ..errors import (
 )
 from ..process import PerProcess
 from ..ranges import Range
+from ..threads import Threads
 from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
 from .forwarding import ForwardingStore
 from .guarded_http import SLOWEST
+from .outage import Outage
 from .s3_place import THREADS, ConflictError
 
 T = TypeVar("T")
 Results = list[T]  # in the class, `list` is the verb
 
 _log = logging.getLogger(__name__)
+_outages: weakref.WeakValueDictionary[tuple[int, str], Outage] = weakref.WeakValueDictionary()
 
 FIRST_CONTACT = 3.0  # seconds: a typo in the endpoint is told soon
 _SHORTEST = 0.1  # seconds of the first wait at most, then twice as long each time ...
@@ -41,7 +45,6 @@ _LONGEST = 5.0  # ... up to this: so long after an outage everything goes on
 _DELETED_AT_ONCE = 10_000  # keys; ten requests
 _REQUEST_TIME = 5.0  # seconds that an answer is worth: a server that gives one now and then ...
 _KEY_TIME = 0.1  # ... or a key of a list, does not get on
-_LOUD = 5.0  # seconds: who waits longer for the store than this wants to know why
 
 
 def pause(
@@ -72,7 +75,7 @@ class RetriedStore(ForwardingStore):
     def __init__(self, inner: Store, deadline: float) -> None:
         super().__init__(inner)
         self._deadline = deadline
-        self._server = _Server()
+        self._server = _Server(f"{inner.origin} {inner.url}", inner.url)
         self._stop: threading.Event | None = None
         self._notes: tuple[Callable[[], None], ...] = ()
 
@@ -116,7 +119,7 @@ class RetriedStore(ForwardingStore):
                 for piece in self._inner.stream(key, start, end):
                     received += memoryview(piece).nbytes
                     yield piece
-                self._server.has_answered = True
+                attempts.succeeded()
                 return
             except StoreError as error:
                 start += received  # what is left is an operation of its own
@@ -138,7 +141,7 @@ class RetriedStore(ForwardingStore):
                 if not attempts.again(error):
                     raise
                 continue
-            self._server.has_answered = True
+            attempts.succeeded()
             return
 
     def _holds(self, key: str, data: Buffer) -> bool:
@@ -162,7 +165,7 @@ class RetriedStore(ForwardingStore):
                     if info.key not in seen:
                         seen.add(info.key)
                         yield info
-                self._server.has_answered = True
+                attempts.succeeded()
                 return
             except StoreError as error:
                 attempts.progressed((len(seen) - before) * _KEY_TIME)
@@ -193,7 +196,7 @@ class RetriedStore(ForwardingStore):
                 if not attempts.again(error):
                     raise
             else:
-                self._server.has_answered = True
+                attempts.succeeded()
                 return result
 
     def _all(self, calls: Sequence[Callable[[], T]]) -> Results[T]:
@@ -214,15 +217,19 @@ class RetriedStore(ForwardingStore):
                     raise min(errors, key=lambda e: e.is_transient)
             finally:
                 errors.clear()  # they refer to this frame, and would refer to themselves
+        attempts.succeeded()
         return [results[place] for place in range(len(calls))]
 
 
 class _Server:
     """What is known of the store, and the threads that ask it: shared by all views of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self.has_answered = False
-        self._threads: PerProcess[ThreadPoolExecutor] = PerProcess()
+        self._name = name  # the same for all that use this store
+        self._url = url
+        self._outage: PerProcess[Outage] = PerProcess()
+        self._threads: PerProcess[Threads] = PerProcess()
 
     def round(
         self, calls: Sequence[Callable[[], T]], todo: Sequence[int], results: dict[int, T]
@@ -243,11 +250,18 @@ class _Server:
         return errors
 
     @property
-    def pool(self) -> ThreadPoolExecutor:
-        """This process's threads for requests."""
-        return self._threads.get(
-            lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="storage_loader-s3")
+    def outage(self) -> Outage:
+        """What this process says of the store's failures."""
+        return self._outage.get(
+            lambda: _outages.setdefault(
+                (os.getpid(), self._name), Outage(self._url, _log, time.monotonic)
+            )
         )
+
+    @property
+    def pool(self) -> Threads:
+        """This process's threads for requests."""
+        return self._threads.get(lambda: Threads(THREADS, "storage_loader-s3"))
 
 
 class _Ranges:
@@ -276,6 +290,11 @@ class _Attempts:
         self._store = store
         self._count = 0
         self._began = self._attempted = time.monotonic()
+
+    def succeeded(self) -> None:
+        """The operation has all that it wanted."""
+        self._store._server.has_answered = True
+        self._store._server.outage.succeeds(self)
 
     def progressed(self, seconds: float) -> None:
         """What came was worth so many: if the attempt took no longer, what is left has all the
@@ -308,8 +327,8 @@ class _Attempts:
             chance=random.random(),
         )
         if seconds is not None and (stop is None or not stop.is_set()):
-            _log.log(
-                logging.WARNING if elapsed >= _LOUD else logging.INFO,
+            store._server.outage.fails(self, error, elapsed, store._deadline)
+            _log.info(
                 "%s; attempt %d failed after %.1f s, the next one follows in %.1f s",
                 error,
                 self._count,
@@ -324,6 +343,7 @@ class _Attempts:
                 note()
             self._attempted = time.monotonic()
             return True
+        store._server.outage.gives_up(self)
         if self._count == 1:
             return False
         raise type(error)(

@@ -36,6 +36,20 @@ FEED = Feed(
 )
 
 
+class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
+    """`storage_loader.Dataset` whose rows are dicts of tensors: a map-style torch dataset.
+
+    Works under `torch.utils.data.DataLoader` with workers of any start method; a batch of
+    rows is read at once. Under `torch.distributed` all ranks read rank 0's version.
+    """
+
+    _feed = FEED
+
+    def __getitems__(self, index: Sequence[int]) -> list[Any]:
+        """The rows of a batch; torch's DataLoader calls this where it exists."""
+        return self.rows(index)
+
+
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of tensors; `transform` gets tensors.
 
@@ -45,14 +59,15 @@ class DataLoader(loader.DataLoader):
     """
 
     _feed = FEED
+    _dataset_type = Dataset
 
     @checked_keywords
     def __init__(
         self,
         config: DataConfig,
+        batch_size: int | None = 1,
         *,
         device: str | int | torch.device | None = None,
-        batch_size: int | None = 1,
         shuffle: Shuffle = False,
         seed: int = 0,
         last_batch: LastBatch = "partial",
@@ -84,20 +99,6 @@ class DataLoader(loader.DataLoader):
         cuda = cuda_device(device)
         if cuda is not None:
             self._feed = replace(self._feed, ring=Rings(cuda))
-
-
-class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
-    """`storage_loader.Dataset` whose rows are dicts of tensors: a map-style torch dataset.
-
-    Works under `torch.utils.data.DataLoader` with workers of any start method; a batch of
-    rows is read at once. Under `torch.distributed` all ranks read rank 0's version.
-    """
-
-    _feed = FEED
-
-    def __getitems__(self, index: Sequence[int]) -> list[Any]:
-        """The rows of a batch; torch's DataLoader calls this where it exists."""
-        return self.rows(index)
 
 
 __all__ = ["DataLoader", "Dataset"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec
@@ -25,9 +26,24 @@ from ..process import PerProcess
 from . import distributed
 from .adapters import DataLoader
 from .epochs import Epochs
-from .resharding import is_resharded
+from .resharding import is_collated, is_resharded
 
 P = ParamSpec("P")
+
+
+_TORCHS = (
+    "device",
+    "num_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "persistent_workers",
+    "collate_fn",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "timeout",
+    "in_order",
+)
 
 
 def _without_torchs(init: Callable[P, None]) -> Callable[P, None]:
@@ -35,7 +51,7 @@ def _without_torchs(init: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(init)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in ("device", "num_workers"):
+        for name in _TORCHS:
             if name in kwargs:
                 raise ConfigError(f"{name}: torch's DataLoader does that; leave it out here")
         init(*args, **kwargs)
@@ -67,8 +83,8 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
     def __init__(
         self,
         config: DataConfig,
-        *,
         batch_size: int | None = None,
+        *,
         shuffle: Shuffle = False,
         seed: int = 0,
         last_batch: LastBatch = "partial",
@@ -165,6 +181,12 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
             self._is_over = bool(worker.get("is_over"))
 
     def __iter__(self) -> Iterator[Any]:
+        if self.batch_size is not None and is_collated(self, sys._getframe(1)):
+            raise ConfigError(
+                f"IterableDataset(batch_size={self.batch_size}) gives whole batches, and torch's "
+                "DataLoader makes batches of those: give it batch_size=None, or leave batch_size "
+                "out here"
+            )
         if _share() is None:
             self._last.iteration = None
             return self._begun_here()

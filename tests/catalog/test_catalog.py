@@ -755,6 +755,8 @@ WRONG_DATASETS: list[tuple[Callable[[Any], None], str]] = [
     (drop("additional"), "missing keys ['additional'], unknown keys []"),
     (drop("attributes"), "missing keys ['attributes'], unknown keys []"),
     (put("rows", 5), "missing keys [], unknown keys ['rows']"),
+    (put("order", "commit"), "order 'commit'; this version of storage_loader knows 'writer'"),
+    (put("order", None), "order None; this version of storage_loader knows 'writer'"),
     (put("name", 5), "dataset_name 5: 1 to 128 letters"),
     (put("name", "../x"), "dataset_name '../x': 1 to 128 letters"),
     (

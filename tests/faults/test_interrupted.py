@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from minio import Minio
 
 from storage_loader import DataConfig, DataSaver, Dataset, commit_log, save
 from storage_loader.catalog import Catalog
 from storage_loader.errors import DatasetNotFoundError, ObjectExistsError, SaverError
 from storage_loader.store import Store, open_store
+from tests.support import ROOT
 from tests.support.faulty import Call, Injected, WatchedStore, watch
 from tests.support.forked import OTHER_PROCESS, in_fork
 from tests.support.rows import config, in_batches, make, stored
@@ -461,3 +466,55 @@ def test_a_second_interrupt_where_the_first_one_is_noted(
             {"commit": saver.commit, "close": saver.close, "save": lambda: saver(make([9]))}[then]()
     go_on(the_config, saver, name)
     saver.abort()
+
+
+# A server that hangs
+
+HANGING = ROOT / "tests" / "support" / "hanging.py"
+WORKS = ["open", "list", "gc", "verify", "save", "commit", "load", "load by index", "rows"]
+
+
+@pytest.fixture(scope="module")
+def hanging() -> Iterator[tuple[int, str]]:
+    """An S3 server of its own process, which can be stopped; its process and its port."""
+    with subprocess.Popen(
+        [sys.executable, HANGING, "serve"], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        try:
+            client = Minio(
+                f"127.0.0.1:{port}", access_key="any", secret_key="any", region="us-east-1",
+                secure=False,
+            )  # fmt: skip
+            client.make_bucket("hanging")
+            subprocess.run([sys.executable, HANGING, "prepare", port, ""], check=True, timeout=100)
+            yield server.pid, port
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_ctrl_c_ends_the_process_while_a_server_hangs(
+    hanging: tuple[int, str], tmp_path: Path, work: str
+) -> None:
+    """Within 2 s; here 6 are given, on a machine that is busy otherwise. A request takes 20."""
+    server, port = hanging
+    with subprocess.Popen(
+        [sys.executable, HANGING, work, port, tmp_path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate("\n", timeout=1.5)
+            assert process.poll() is None  # it waits
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=6)
+        finally:
+            process.kill()
+            os.kill(server, signal.SIGCONT)
+    assert said.endswith("KeyboardInterrupt\n")
+    assert process.returncode == -signal.SIGINT

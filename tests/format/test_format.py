@@ -56,7 +56,9 @@ class Independent:
         prefix = f"{name}/{digest[:16]}/"
         self.files = {k.removeprefix(prefix): v for k, v in files.items() if k.startswith(prefix)}
         description = json.loads(self.files["dataset.json"])
-        assert set(description) == {"format", "name", "additional", "attributes"}
+        self.order = description.get("order")
+        assert set(description) - {"order"} == {"format", "name", "additional", "attributes"}
+        assert self.order in (None, "writer")
         assert (description["format"], description["name"]) == (1, name)
         assert description["additional"] == additional
         assert canonical(description) == self.files["dataset.json"]
@@ -76,8 +78,11 @@ class Independent:
             name, commit = self.commits[identity]
             if replaced.isdisjoint(commit["replaces"]):
                 replaced |= set(commit["replaces"])
-                standing.append((name, commit))
-        return [commit for name, commit in reversed(standing) if name not in replaced]
+                standing.append((identity, name, commit))
+        live = [one for one in reversed(standing) if one[1] not in replaced]
+        if self.order == "writer":
+            live.sort(key=lambda one: one[0][1:])
+        return [commit for _, _, commit in live]
 
     def rows(self) -> dict[str, bytes]:
         """Each attribute's values over all rows, every checksum verified."""

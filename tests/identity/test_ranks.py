@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, split
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save, split
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.errors import ConfigError, DatasetNotFoundError
+from storage_loader.errors import ConfigError, DatasetNotFoundError, SchemaError
 from tests.support.faulty import WatchedStore, watch
-from tests.support.rows import ATTRIBUTES, ROW, assert_rows, config, make, save_rows
+from tests.support.rows import ATTRIBUTES, ROW, assert_rows, config, make, numbers_of, save_rows
 
 NUMBER = Attribute(ROW, "int64")
 LARGE = (NUMBER, Attribute("pixels", "uint8", (9000,)))  # 7 rows a block
@@ -458,3 +458,53 @@ def test_split_of_a_version_and_of_nothing(memory: dict[str, str]) -> None:
     assert sum(map(len, split(the_config, [0.5, 0.5], version=version))) == 10
     with pytest.raises(DatasetNotFoundError):
         split(config(memory, "other"), [1.0])
+
+
+def test_split_by_numbers_of_rows() -> None:
+    parts = split(of_rows(101), [80, 20, 1], seed=4)
+    assert [len(part) for part in parts] == [80, 20, 1]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(101))
+    assert [len(part) for part in split(of_rows(101), [1, 0])] == [101, 0]
+    with pytest.raises(ConfigError, match="these are 100 rows, and the dataset has 101; give a"):
+        split(of_rows(101), [80, 20])
+
+
+@pytest.mark.parametrize("fractions", [[0.8, 0.1, 0.1], [1 / 3] * 3, [0.0, 1.0], [400, 597, 3]])
+def test_split_by_classes_gives_each_part_its_share_of_each(
+    memory: dict[str, str], fractions: list[float]
+) -> None:
+    the_config = DataConfig("classes", [("label", "uint8"), ("x", "int64", (2,))], **memory)
+    labels = np.repeat(np.arange(5, dtype=np.uint8), [500, 250, 200, 40, 10])
+    save(the_config, {"label": labels, "x": np.zeros((1000, 2), int)})
+    parts = split(the_config, fractions, seed=4, by="label")
+    shares = [f / sum(fractions) for f in fractions]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(1000))
+    for part, share in zip(parts, shares, strict=True):
+        assert (np.diff(part) > 0).all()
+        assert abs(len(part) - share * 1000) <= 1
+        for label in range(5):
+            rows = labels == label
+            assert abs(rows[part].sum() - share * rows.sum()) <= 2
+    again = split(the_config, fractions, seed=4, by="label")
+    assert [p.tolist() for p in again] == [p.tolist() for p in parts]
+    if fractions[0] == 0.8:
+        other = split(the_config, fractions, seed=5, by="label")
+        assert set(other[0].tolist()) != set(parts[0].tolist())
+        # Drawn at random within a class, not its first rows.
+        assert set(parts[0][:400].tolist()) != set(range(400))
+    with pytest.raises(ConfigError, match=r"by 'x': rows of shape \(2,\) are no classes"):
+        split(the_config, [1.0], by="x")
+    with pytest.raises(SchemaError, match="no attribute 'lable'; did you mean 'label'"):
+        split(the_config, [1.0], by="lable")
+
+
+def test_parts_keep_their_rows_when_rows_are_appended(memory: dict[str, str]) -> None:
+    the_config = fill(memory, 60)
+    train, test = split(the_config, [0.8, 0.2])
+    version = DataLoader(the_config).version
+    before = [numbers_of(Dataset(the_config)[part]) for part in (train, test)]
+    with DataSaver(the_config) as saver:
+        saver(make(range(60, 90)))
+    assert [numbers_of(Dataset(the_config)[part]) for part in (train, test)] == before
+    again = split(the_config, [0.8, 0.2], version=version)
+    assert [part.tolist() for part in again] == [train.tolist(), test.tolist()]

@@ -120,7 +120,20 @@ WRONG: list[tuple[Any, str]] = [
     (range(99, 101), "row 100 of a dataset of 100 rows"),
     (np.array([2**64 - 1], np.uint64), "row 18446744073709551615 of a dataset of 100 rows"),
     (1.0, "an index is a row number, a slice, or a list of them, not 1.0"),
-    ("row", "an index is a row number, a slice, or a list of them, not 'row'"),
+    (
+        "row",
+        "an index is a row number, a slice, or a list of them, not 'row'; to read only this, make "
+        "a Dataset with attributes=['row']",
+    ),
+    (
+        "rows",
+        "an index is a row number, a slice, or a list of them, not 'rows'; nor is 'rows' an "
+        "attribute; did you mean 'row'?",
+    ),
+    (["image", "row"], "row numbers are integers, not str"),
+    (np.array(1.0), "an index is a row number, a slice, or a list of them, not array(1.)"),
+    (np.array(True), "an index is a row number, a slice, or a list of them, not array(True)"),
+    (np.array(COUNT), "row 100 of a dataset of 100 rows"),
     (None, "an index is a row number, a slice, or a list of them, not None"),
     (True, "an index is a row number, a slice, or a list of them, not True"),
     (10**30, f"row {10**30} of a dataset of 100 rows"),

@@ -19,6 +19,7 @@ from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     ConfigError,
+    LoaderAttributeError,
     LoaderError,
     SchemaError,
     TransformError,
@@ -359,7 +360,72 @@ def test_wrong_arguments(hundred: DataConfig) -> None:
     with pytest.raises(UnknownNameError, match=r"'batchsize'; did you mean 'batch_size'\?$"):
         DataLoader(hundred, batchsize=4)  # type: ignore[call-arg]
     with pytest.raises(SchemaError, match=r"^no attribute 'imgae'; did you mean 'image'\?$"):
-        len(DataLoader(hundred, attributes=["imgae"]))
+        DataLoader(hundred, attributes=["imgae"])
+    unknown = DataConfig(hundred.dataset_name, storage=hundred.storage)  # says no attributes
+    with pytest.raises(SchemaError, match=r"^no attribute 'imgae'; did you mean 'image'\?$"):
+        len(DataLoader(unknown, attributes=["imgae"]))
+
+
+# As torch's users know it
+
+
+def test_batch_size_may_stand_second(hundred: DataConfig) -> None:
+    assert len(DataLoader(hundred, 64)) == 2
+    assert len(DataLoader(hundred, None)) == COUNT
+
+
+def test_settings_are_seen_and_not_set(hundred: DataConfig) -> None:
+    loader = DataLoader(hundred, 64, shuffle="global", seed=5, drop_last=True)
+    seen = {"batch_size": 64, "shuffle": "global", "seed": 5, "drop_last": True, "config": hundred}
+    assert {name: getattr(loader, name) for name in seen} == seen
+    assert not DataLoader(hundred, last_batch="wrap").drop_last
+    wrong = "^{}: a {} stays as it was made; make another {} with what you want$"
+    for name in (*seen, "dataset", "num_rows", "transform", "collate_fn", "anything"):
+        with pytest.raises(LoaderAttributeError, match=wrong.format(name, *["DataLoader"] * 2)):
+            setattr(loader, name, 16)
+        with pytest.raises(AttributeError, match=wrong.format(name, *["Dataset"] * 2)):
+            setattr(loader.dataset, name, 16)
+    assert {name: getattr(loader, name) for name in seen} == seen
+
+
+def test_a_subclass_may_keep_what_is_its_own(hundred: DataConfig) -> None:
+    class Named(DataLoader):
+        def __init__(self, the_config: DataConfig) -> None:
+            self.label = "mine"
+            super().__init__(the_config, 7)
+
+    named = Named(hundred)
+    assert (named.label, named.batch_size) == ("mine", 7)
+    with pytest.raises(AttributeError):
+        named.batch_size = 8  # type: ignore[misc]
+
+
+def test_the_seed_is_that_of_a_loaded_state(hundred: DataConfig) -> None:
+    loader = DataLoader(hundred, 10, shuffle=True)
+    loader.load_state_dict(DataLoader(hundred, 10, shuffle=True, seed=7).state_dict())
+    assert loader.seed == 7
+
+
+def test_its_dataset_has_the_rows_that_it_reads(folder: dict[str, str]) -> None:
+    the_config = fill(folder)
+    loader = DataLoader(the_config, 10, attributes=["weight", ROW], transform=len)
+    dataset = loader.dataset
+    assert len(dataset) == loader.num_rows == COUNT
+    save(the_config, make([COUNT], WITH_PIXELS))
+    assert (len(dataset), dataset.version) == (COUNT, loader.version)
+    kept = pickle.loads(pickle.dumps(dataset))
+    for one in (dataset, kept):
+        batch = one[[5, 3]]
+        assert (list(batch), batch[ROW].tolist()) == (["weight", ROW], [5, 3])
+    part = DataLoader(the_config, subset=slice(5))
+    assert not hasattr(part, "dataset")
+    with pytest.raises(LoaderAttributeError, match="reads a subset"):
+        part.dataset  # noqa: B018
+
+
+def test_a_loader_is_no_dataset_of_torchs_loader(hundred: DataConfig) -> None:
+    with pytest.raises(LoaderError, match="torch's DataLoader takes Dataset or IterableDataset"):
+        DataLoader(hundred)[3]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

@@ -263,6 +263,17 @@ def test_what_just_fits(values: np.ndarray, target: str) -> None:
     np.testing.assert_allclose(result.astype(complex), values.astype(complex), rtol=1e-3)
 
 
+@pytest.mark.parametrize("target", ["int64", "uint8", "bool"])
+def test_a_missing_value_among_floats_is_what_is_named(target: str) -> None:
+    values = np.array([[0.0, 1.0], [2.0, np.nan], [np.nan, 1.5]])
+    with pytest.raises(CastError) as caught:
+        cast(values, Attribute("x", target, (2,)))
+    assert str(caught.value) == (
+        f"attribute 'x': row 1 holds nan (float64), which {target} cannot hold; fill or leave out "
+        "the rows without a value, then convert the others"
+    )
+
+
 def test_the_row_is_named_in_any_shape() -> None:
     values = np.zeros((5, 2, 3), np.int64)
     values[3, 1, 2] = values[4, 0, 0] = 300

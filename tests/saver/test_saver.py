@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -807,6 +808,49 @@ def test_a_saver_forgotten_until_the_process_ends_warns_too(folder: dict[str, st
     assert done.returncode == 0
     assert "ResourceWarning: a DataSaver of dataset 'rows' was forgotten with 7 rows" in done.stderr
     assert nothing_there(config(folder))
+
+
+LOGGING = {
+    "none": "",
+    "on stderr": "logging.basicConfig()",
+    "in a file": "logging.basicConfig(filename=sys.argv[1] + '.log')",
+    "switched off": "logging.disable()",
+}
+
+
+@pytest.mark.parametrize("logs", LOGGING)
+@pytest.mark.parametrize("end", ["at exit", "collected", "uncaught"])
+def test_a_forgotten_saver_is_said_once_on_standard_error(
+    folder: dict[str, str], logs: str, end: str
+) -> None:
+    """However Python filters warnings, and wherever the log goes."""
+    script = (
+        "import logging, sys; from tests.support.rows import config, make\n"
+        "from storage_loader import DataSaver\n"
+        f"{LOGGING[logs]}\n"
+        "saver = DataSaver(config({'storage': sys.argv[1]}))\n"
+        "saver(make(range(7)))\n"
+        + {"at exit": "", "collected": "del saver\n", "uncaught": "1 / 0\n"}[end]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder["storage"]],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    said = (
+        "a DataSaver of dataset 'rows' was forgotten with 7 rows that were never committed; use "
+        "`with`, or call close()"
+    )
+    assert done.stderr.count(said) == 1
+    assert done.returncode == (end == "uncaught")
+    if logs == "in a file":
+        assert (
+            f"WARNING:storage_loader.saver.saver:{said}\n"
+            in Path(f"{folder['storage']}.log").read_text()
+        )
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "commit", "unused", "no rows"])

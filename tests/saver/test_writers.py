@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import queue
 import re
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +20,15 @@ from hypothesis import strategies as st
 
 from storage_loader import (
     DataConfig,
+    DataLoader,
     DataSaver,
     Dataset,
     collect_garbage,
     commit_log,
+    delete,
     drop_commit,
     save,
+    verify_dataset,
 )
 from storage_loader.catalog import Catalog, CommitId
 from storage_loader.errors import (
@@ -37,7 +42,7 @@ from storage_loader.saver.lease import Lease
 from storage_loader.store import MemoryStore
 from tests.support.aged import age
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
-from tests.support.rows import config, in_batches, make, stored
+from tests.support.rows import config, in_batches, make, numbers_in, numbers_of, stored
 from tests.support.saved import WIDE, WIDE_ROWS, files, nothing_there, wide
 from tests.support.threads import running
 from tests.support.waiting import until
@@ -737,3 +742,136 @@ def test_save_shows_progress(memory: dict[str, str], capsys: pytest.CaptureFixtu
     with DataSaver(config(memory), writer=NAME, progress=True) as saver:
         saver(make(range(5, 7)))
     assert "7 rows" in capsys.readouterr().err
+
+
+# order="writer"
+
+
+def parts_of(
+    the_config: DataConfig, turns: str, *, commits: str = "", killed: str = ""
+) -> DataConfig:
+    """Savers a, b and c, each of ten rows, saved in these turns.
+
+    `commits`: after their turns these commit; `killed`: these are started again half way.
+    """
+    savers: dict[str, DataSaver] = {}
+    done = dict.fromkeys("abc", 0)
+    for name in turns:
+        if name not in savers:
+            savers[name] = DataSaver(the_config, writer=f"part-{name}", order="writer").open()
+        first = savers[name].rows_committed + savers[name].rows_pending
+        savers[name](make(range(100 * ord(name) + first, 100 * ord(name) + first + 5)))
+        done[name] += 1
+        if name in commits:
+            savers[name].commit()
+        if name in killed and done[name] == 1:
+            savers.pop(name).commit()
+    for saver in savers.values():
+        saver.close()
+    return the_config
+
+
+IN_ORDER = [100 * ord(name) + row for name in "abc" for row in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "how"),
+    [
+        ("aabbcc", {}),
+        ("cbacba", {}),
+        ("cbacba", {"commits": "abc"}),
+        ("bccaab", {"commits": "c", "killed": "b"}),
+    ],
+)
+def test_order_by_writer_is_the_same_whoever_commits_first(
+    storage: dict[str, str], turns: str, how: dict[str, str]
+) -> None:
+    the_config = parts_of(config(storage), turns, **how)
+    assert stored(the_config) == IN_ORDER
+    assert numbers_in(DataLoader(the_config, 7, shuffle=True, block=4, window=12)) == numbers_in(
+        DataLoader(
+            parts_of(config({"storage": "memory://order-writer"}, name="again"), "abcabc"),
+            7, shuffle=True, block=4, window=12,
+        )
+    )  # fmt: skip
+    delete(config({"storage": "memory://order-writer"}, name="again"))
+    assert verify_dataset(the_config).problems == ()
+    assert verify_dataset(the_config).version == Dataset(the_config).version
+
+
+def test_versions_and_states_of_an_order_by_writer_stay(folder: dict[str, str]) -> None:
+    the_config = parts_of(config(folder), "cb")
+    loader = DataLoader(the_config, 4)
+    batches = iter(loader)
+    next(batches)
+    before, state, old = stored(the_config), loader.state_dict(), loader.version
+    parts_of(the_config, "a")  # goes before what there is
+    assert stored(the_config) == [*make(range(9700, 9705))["row"], *before]
+    assert numbers_of(Dataset(the_config, version=old)[:]) == before
+    for version in (old.hash, list(old.commits)):
+        assert numbers_of(Dataset(the_config, version=version)[:]) == before
+    resumed = DataLoader(the_config, 4)
+    resumed.load_state_dict(state)
+    assert numbers_in(resumed) == before[4:]
+    log = commit_log(the_config)
+    newest = Dataset(the_config).version
+    assert [one.version for one in log if one.writer == "part-a"] == [newest]
+    for one in log:
+        assert one.version is not None
+        seen = numbers_of(Dataset(the_config, version=one.version.hash)[:])
+        assert seen == numbers_of(Dataset(the_config, version=one.id)[:])
+    collect_garbage(the_config, grace=timedelta(0), keep=timedelta(0))
+    assert stored(the_config)[5:] == before
+
+
+def test_a_refresh_and_a_drop_keep_the_order_by_writer(folder: dict[str, str]) -> None:
+    the_config = parts_of(config(folder), "cba")
+    with DataSaver(the_config, writer="later", refresh=True) as saver:
+        saver(make(range(3)))
+    with DataSaver(the_config, writer="Earlier") as saver:
+        saver(make(range(3, 6)))
+    assert stored(the_config) == [3, 4, 5, 0, 1, 2]
+    [dropped] = [one.id for one in commit_log(the_config) if one.writer == "Earlier"]
+    drop_commit(the_config, dropped)
+    assert stored(the_config) == [0, 1, 2]
+
+
+def test_the_order_is_decided_when_the_dataset_is_made(folder: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="give this one a name, writer='part-0007'"):
+        DataSaver(config(folder), order="writer")
+    with pytest.raises(ConfigError, match="order 'seq': 'commit' or 'writer'"):
+        DataSaver(config(folder), order="seq")  # type: ignore[arg-type]
+    parts_of(config(folder), "ab")
+    with pytest.raises(ConfigError, match="each saver needs a name, DataSaver"):
+        save(config(folder), make([1]))
+    with pytest.raises(ConfigError, match="was made with order='writer', which stays"):
+        DataSaver(config(folder), writer="x", order="commit").open()
+    with DataSaver(config(folder), writer="part-c") as saver:  # knows it from the dataset
+        saver(make([1]))
+    assert stored(config(folder))[-1] == 1
+    other = config(folder, name="other")
+    save(other, make([1]))
+    with pytest.raises(ConfigError, match="was made with order='commit', which stays"):
+        DataSaver(other, writer="x", order="writer").open()
+
+
+def test_of_two_that_make_a_dataset_the_first_decides_the_order(folder: dict[str, str]) -> None:
+    named = DataSaver(config(folder), writer="a", order="writer").open()
+    unnamed, late = DataSaver(config(folder)).open(), DataSaver(config(folder), order="commit")
+    late.open()
+    named(make([0]))
+    unnamed(make([1]))
+    late(make([2]))
+    named.close()
+    with pytest.raises(SaverError, match="each saver needs a name"):
+        unnamed.close()
+    with pytest.raises(SaverError, match="was made with order='writer', which stays"):
+        late.close()
+    assert stored(config(folder)) == [0]
+
+
+def test_only_a_dataset_ordered_by_writer_says_so(folder: dict[str, str]) -> None:
+    parts_of(config(folder), "a")
+    save(config(folder, name="other"), make([1]))
+    said = [json.loads(p.read_bytes()) for p in Path(folder["storage"]).rglob("dataset.json")]
+    assert {one["name"]: one.get("order") for one in said} == {"rows": "writer", "other": None}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +33,7 @@ from storage_loader.errors import (
 from storage_loader.store import CountedStore, Counter, MemoryStore, RetriedStore, Store, open_store
 from storage_loader.store import retried as module
 from storage_loader.store.base import WHOLE
+from storage_loader.store.outage import Outage
 from storage_loader.store.retried import pause
 from storage_loader.store.s3_place import ConflictError, S3Place
 from tests.support.answers import OBJECT, Answer, Answers, Request, error
@@ -232,12 +236,91 @@ def test_the_last_error_says_what_was_done(
     assert 15 <= count <= 30
     assert str(caught.value) == f"{last}; gave up after {count} attempts in 60.0 s"
     logs = [r for r in caplog.records if r.name == "storage_loader.store.retried"]
+    warnings = [r for r in logs if r.levelno == logging.WARNING]
+    assert len(warnings) == 2  # when it has lasted 5 s, and 30 s later
+    logs = [r for r in logs if r.levelno == logging.INFO]
     assert len(logs) == len(waits)
-    levels = [r.levelno for r in logs]
-    assert levels == sorted(levels)
-    assert levels.count(logging.INFO) >= 5  # up to 5 s are no news
-    assert levels.count(logging.WARNING) >= 9
     assert logs[0].getMessage().startswith(f"{last}; attempt 1 failed after 0.0 s, the next one")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "storage_loader.store.retried" and record.levelno == logging.WARNING
+    ]
+
+
+def test_an_outage_is_said_when_it_begins_goes_on_and_ends(
+    faulty: Faulty, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one store, whoever uses it, and however many requests fail meanwhile."""
+    saver, loader = RetriedStore(faulty, deadline=300), RetriedStore(faulty, deadline=300)
+    saver._server.has_answered = loader._server.has_answered = True
+    fine = loader._server.outage  # of a process, and not of one who uses the store
+    assert fine is saver._server.outage
+    url = faulty.url
+    for _ in range(2):
+        caplog.clear()
+        waits.clear()
+        faulty.faults = [busy("HTTP 503")] * 30
+        saver.put("b", b"x")
+        assert sum(waits) > 65
+        begun, *later, over = said(caplog)
+        assert re.fullmatch(rf"{url} has failed for ([5-9]|10) s: HTTP 503; each operat.*", begun)
+        assert begun.endswith("is tried again for up to 300 s")
+        assert sum(waits) // 40 <= len(later) <= sum(waits) // 30
+        assert re.fullmatch(
+            rf"{url} has failed for (3[5-9]|4[0-4]) s: \d+ requests failed, 1 operations wait, the "
+            "last error: HTTP 503", later[0],
+        )  # fmt: skip
+        assert over == f"{url} answers again after {sum(waits):.0f} s; 30 requests had failed"
+    caplog.clear()
+    faulty.faults = [busy()] * 4  # for a second or two: no news
+    loader.get("a/0")
+    assert said(caplog) == []
+
+
+def test_an_outage_lasts_while_any_operation_fails(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    outage = Outage("s3://b", module._log, lambda: now)
+    put, get = (type(name, (), {})() for name in ("Put", "Get"))
+    for now in range(20):
+        outage.fails(put, busy(), elapsed=now, deadline=60)
+        outage.succeeds(get)  # the server takes no puts, and answers everything else
+    assert len(said(caplog)) == 1
+    outage.gives_up(put)  # its error is raised
+    assert len(said(caplog)) == 1
+    now = 25.0
+    outage.succeeds(get)
+    # Quiet failures before a get succeeded are not counted, those from the fifth second on are.
+    assert said(caplog)[1:] == ["s3://b answers again after 25 s; 15 requests had failed"]
+    for now in (30.0, 40.0):
+        outage.fails(put, busy(), elapsed=now - 30.0, deadline=60)
+    assert len(said(caplog)) == 3
+    del put  # interrupted: nobody says so
+    gc.collect()
+    outage.succeeds(get)
+    assert len(said(caplog)) == 4
+
+
+def test_many_threads_say_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage("s3://b", module._log)
+    started, failed = threading.Barrier(8), threading.Barrier(8)
+
+    def work(_: int) -> None:
+        operation = type("Operation", (), {})()
+        started.wait()
+        for number in range(200):
+            outage.fails(operation, busy(), elapsed=number / 10, deadline=60)
+        failed.wait()
+        outage.succeeds(operation)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    begun, over = said(caplog)
+    assert begun.startswith("s3://b has failed for ")
+    assert over.endswith("; 1600 requests had failed")
 
 
 def test_a_deadline_of_zero_asks_once(faulty: Faulty, waits: list[float]) -> None:

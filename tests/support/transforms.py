@@ -14,6 +14,10 @@ def double(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "x": batch["x"] * 2, "pid": os.getpid(), "text": "kept"}
 
 
+def noisy(batch: dict[str, Any], rng: Any) -> dict[str, Any]:
+    return {**batch, "noise": rng.random(len(batch["id"]))}
+
+
 def keep(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 

@@ -75,6 +75,10 @@ def main(the_config: DataConfig, folder: str | None) -> dict[str, Any]:
             IterableDataset(the_config, **how), batch_size=None, num_workers=2
         )
     seen: dict[str, Any] = {name: fit(loader).epochs for name, loader in loaders.items()}
+    if "LOCAL_RANK" not in os.environ:
+        for name, part in (("overfit, subset", slice(0, 16)), ("overfit", None)):
+            loader = DataLoader(the_config, subset=part, **how)
+            seen[name] = fit(loader, overfit_batches=2).epochs
     if folder is not None:
         keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
         fit(DataLoader(the_config, **how), enable_checkpointing=True, callbacks=[keep])

@@ -53,6 +53,11 @@ def fill(storage: dict[str, str], rows: int = COUNT) -> DataConfig:
     return save_rows(the_config, rows, 40)
 
 
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return fill({"storage": str(tmp_path_factory.mktemp("numbered"))})
+
+
 # Tensors
 
 
@@ -370,3 +375,17 @@ def test_importing_the_library_imports_no_torch() -> None:
 def no_worker_left() -> Iterator[None]:
     yield
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("number", [torch.tensor(3), torch.tensor(-100), np.array(3), np.uint8(3)])
+def test_an_integer_of_any_kind_is_one_row(numbered: DataConfig, number: Any) -> None:
+    row = Dataset(numbered)[number]
+    assert row[ROW].shape == ()
+    assert row[ROW] == int(number) % COUNT
+
+
+def test_batch_size_stands_second_everywhere(numbered: DataConfig) -> None:
+    loader = DataLoader(numbered, 50, shuffle=True)
+    assert (len(loader), loader.batch_size, len(loader.dataset)) == (3, 50, COUNT)
+    assert isinstance(loader.dataset, Dataset)
+    assert isinstance(loader.dataset[0][ROW], torch.Tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,16 @@ def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
             assert len(epoch) == seen["len"] == 13
             assert sorted(n for batch in epoch for n in batch) == list(range(COUNT)), name
         assert seen["resumed"] == [seen["epochs"][1][RESUMED:], seen["epochs"][2]], name
+
+
+def test_launch_on_cpus_starts_one_process(tmp_path: Path) -> None:
+    """As docs/pytorch.md warns: it is the launcher's, and a later one may start several."""
+    script = tmp_path / "count.py"
+    script.write_text("from accelerate import Accelerator\nprint(Accelerator().num_processes)\n")
+    launcher = Path(sys.executable).with_name("accelerate")
+    command = [launcher, "launch", "--cpu", "--num_processes", "2", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout.split() == ["1"]
 
 
 @pytest.mark.timeout(500)

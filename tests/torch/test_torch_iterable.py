@@ -224,8 +224,35 @@ def test_ranks_that_meet_after_rows_were_read_read_what_they_agree_on(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, StatefulDataLoader])
+def test_batches_are_not_made_batches_of(saved: DataConfig, workers: int, kind: Any) -> None:
+    loader = kind(IterableDataset(saved, 8), num_workers=workers)
+    with pytest.raises(ConfigError, match=r"IterableDataset\(batch_size=8\) gives whole batches"):
+        rows_of(loader)
+    [expected] = epochs(saved, 1, batch_size=8)
+    # These know what they do.
+    own = kind(IterableDataset(saved, 8), num_workers=workers, collate_fn=one_of)
+    assert rows_of(own) == expected
+    rows = kind(IterableDataset(saved), batch_size=8, num_workers=workers)
+    assert rows_of(rows) == expected
+
+
+def one_of(batches: list[Any]) -> Any:
+    [batch] = batches
+    return batch
+
+
+def test_a_loader_of_ours_is_no_dataset_of_torchs(saved: DataConfig) -> None:
+    for batch_size in (1, None):
+        given = torch.utils.data.DataLoader(DataLoader(saved), batch_size=batch_size)  # type: ignore[arg-type]
+        with pytest.raises(LoaderError, match="torch's DataLoader takes Dataset or IterableData"):
+            next(iter(given))
+
+
 def test_what_is_torchs_is_not_ours(saved: DataConfig) -> None:
-    for name, value in (("num_workers", 2), ("device", "cpu")):
+    for name, value in (("num_workers", 2), ("device", "cpu"), ("pin_memory", True),
+                        ("prefetch_factor", 2), ("collate_fn", list)):  # fmt: skip
         with pytest.raises(ConfigError, match=f"^{name}: torch's DataLoader does that"):
             IterableDataset(saved, **{name: value})
     with pytest.raises(UnknownNameError, match="did you mean 'shuffle'"):
@@ -249,6 +276,23 @@ def test_an_error_of_torchs_worker_keeps_its_lines(saved: DataConfig) -> None:
     ours = [line for line in lines if "transform failed on rows" in line]
     assert [line.split(": ", 1)[0] for line in ours] == ["storage_loader.errors.TransformError"]
     assert ours[0].endswith(r"ValueError: a\nforged \x1b[31m")
+
+
+def noisy(batch: dict[str, Any], rng: Any) -> Any:
+    return batch[ROW].tolist(), rng.random()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_transform_draws_is_the_same_by_any_workers(saved: DataConfig, workers: int) -> None:
+    how: dict[str, Any] = {"batch_size": 8, "transform": noisy, **ORDER}
+    expected = list(DataLoader(saved, **how))
+    assert len({draw for _, draw in expected}) == len(expected)
+    dataset = IterableDataset(saved, **how)
+    assert list(batches_of(dataset, num_workers=workers, collate_fn=one)) == expected
+
+
+def one(batch: Any) -> Any:
+    return batch
 
 
 # States

@@ -29,6 +29,9 @@ def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
     assert found["DataLoader"] == found["IterableDataset"] == found["workers"] == expected
     for epoch in found["Dataset"]:
         assert sorted(n for batch in epoch for n in batch) == list(range(COUNT))
+    for epoch in found["overfit, subset"]:
+        assert sorted(n for batch in epoch for n in batch) == list(range(16))
+    assert found["overfit"] == [epoch[:2] for epoch in expected]  # other rows in each epoch
     assert found["resumed"] == [expected[0][5:], expected[1]]  # from its checkpoint of step 5
 
 

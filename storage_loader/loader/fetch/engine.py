@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ...process import cached_property
+from ...threads import Threads
 from ..fill.gather import gathered
 from ..fill.parts import Array, Parts
 from ..fill.ready import Copies, Ready
@@ -106,9 +106,8 @@ class Engine:
         return preparation.finish()
 
     @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        most = self.tuning.waiting_threads
-        return ThreadPoolExecutor(most, thread_name_prefix="storage_loader-read")
+    def _threads(self) -> Threads:
+        return Threads(self.tuning.waiting_threads, "storage_loader-read")
 
     def prepare(
         self,

@@ -22,6 +22,11 @@ class Epoch:
     partition: Partition
     rank: int
     subset: Subset
+    seed: int = 0  # of the loader, for what its transform draws
+
+    def place(self, batch: int) -> tuple[int, ...]:
+        """What no other batch of the dataset has, of any rank, epoch or seed."""
+        return self.seed, self.number, self.partition.position(batch), self.rank
 
     def rows(self, positions: Rows) -> Rows:
         """Rows of the dataset at these positions, of any order and shape; -1 stays -1."""

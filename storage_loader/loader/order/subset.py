@@ -79,17 +79,48 @@ def _listed(listed: Any, num_rows: int) -> Rows:
 _STREAM = 5  # apart from the streams of the orders
 
 
-def split_rows(num_rows: int, fractions: Sequence[float], seed: int) -> list[Rows]:
-    """Disjoint, complete parts of `num_rows` rows in random order; see `split`."""
-    try:
-        shares = [float(fraction) for fraction in fractions]
-    except (TypeError, ValueError):
-        shares = []
-    if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
-        raise ConfigError(f"fractions {shown(fractions)}: numbers from 0 to 1 whose sum is 1")
+def split_rows(
+    num_rows: int,
+    fractions: Sequence[float],
+    seed: int,
+    classes: Any = None,
+) -> list[Rows]:
+    """Disjoint, complete parts of `num_rows` rows in random order; see `split`.
+
+    `classes`: a value for each row, of which every part gets its share.
+    """
+    counts = _counts(num_rows, fractions)
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed {shown(seed)}: a whole number from 0 up")
+    rows = permutation(num_rows, _STREAM, seed)(np.arange(num_rows))
+    if classes is not None:
+        # Classes one after another, dealt out so that at each place every part has its share.
+        rows = rows[np.argsort(classes[rows], kind="stable")]
+        dealt = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        rows = rows[np.argsort(np.argsort(dealt, kind="stable"))]
+    return [np.sort(part) for part in np.split(rows, np.cumsum(counts)[:-1])]
+
+
+def _counts(num_rows: int, fractions: Sequence[float]) -> list[int]:
+    """Rows of each part, from fractions or as they are given."""
+    try:
+        numbers = [*fractions]
+        shares = [float(number) for number in numbers]
+    except (TypeError, ValueError):
+        numbers = shares = []
+    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in numbers)
+    if whole and all(n >= 0 for n in numbers) and sum(numbers) > 1:
+        if sum(numbers) != num_rows:
+            raise ConfigError(
+                f"fractions {shown(fractions)}: these are {sum(numbers)} rows, and the dataset has "
+                f"{num_rows}; give a part for all others, too"
+            )
+        return [int(n) for n in numbers]
+    if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
+        raise ConfigError(
+            f"fractions {shown(fractions)}: numbers from 0 to 1 whose sum is 1, or numbers of rows "
+            "whose sum is all"
+        )
     ends = np.round(np.cumsum(shares) * num_rows).astype(np.int64)
     ends[-1] = num_rows
-    rows = permutation(num_rows, _STREAM, seed)(np.arange(num_rows))
-    return [np.sort(part) for part in np.split(rows, ends[:-1])]
+    return [int(n) for n in np.diff(ends, prepend=0)]

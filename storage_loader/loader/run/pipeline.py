@@ -6,10 +6,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, TimeoutError
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from ...threads import LEFT, Threads
 from ..fetch.work import Preparation, Prepare
 from ..tuning import TUNING
 
@@ -118,8 +119,8 @@ class Pipeline(Generic[T]):
         self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
         self._error: BaseException | None = None  # of planning
         name = "storage_loader-fetch"
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._wide_pool = ThreadPoolExecutor(max(waiting_threads, threads), thread_name_prefix=name)
+        self._pool = Threads(threads, name)
+        self._wide_pool = Threads(max(waiting_threads, threads), name)
         self._pools = (self._pool, self._wide_pool)
         self._planner = threading.Thread(target=self._plan, name="storage_loader-plan", daemon=True)
 
@@ -182,7 +183,7 @@ def _end(
     is_first_ready: threading.Event,
     budget: _Budget,
     slots: threading.Semaphore,
-    pools: Sequence[ThreadPoolExecutor],
+    pools: Sequence[Threads],
     planner: threading.Thread,
 ) -> None:
     stop.set()
@@ -190,7 +191,7 @@ def _end(
     budget.wake()
     slots.release()
     for pool in pools:
-        pool.shutdown(wait=False, cancel_futures=True)
-    planner.join()
+        pool.end(seconds=0)
+    planner.join(LEFT)
     for pool in pools:
-        pool.shutdown()
+        pool.end(seconds=LEFT / len(pools))

@@ -286,7 +286,7 @@ def test_leaving_early_ends_all_threads_at_once(how: str) -> None:
     pipeline = Pipeline(recorded, nbytes=100, threads=2)
     join = pipeline._planner.join
 
-    def let_go_and_join() -> None:  # what waits has been cancelled before
+    def let_go_and_join(seconds: float) -> None:  # what waits has been cancelled before
         release.set()
         join()
 

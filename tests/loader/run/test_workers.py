@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage_loader import DataConfig, DataLoader
-from storage_loader.errors import LoaderError, TransformError
+from storage_loader import DataConfig, DataLoader, Dataset
+from storage_loader.errors import ConfigError, LoaderError, TransformError
 from tests.support.transforms import (
     NotHere,
     die_at_70,
@@ -27,6 +27,7 @@ from tests.support.transforms import (
     double,
     exit_at_70,
     fail_at_70,
+    noisy,
     unpicklable_result,
 )
 from tests.support.waiting import until
@@ -260,3 +261,61 @@ def _files_in_memory() -> Counter[str]:
     """The files that this process has mapped, and how often: one line of /proc each."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return Counter(line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6)
+
+
+# What a transform draws
+
+
+def drawn(stored: DataConfig, epochs: int = 1, **how: Any) -> list[tuple[list[int], list[float]]]:
+    """Rows and noise of each batch."""
+    loader = DataLoader(stored, how.pop("batch_size", 16), shuffle=True, transform=noisy, **how)
+    return [(b["id"].tolist(), b["noise"].tolist()) for _ in range(epochs) for b in loader]
+
+
+def test_what_a_transform_draws_is_the_same_by_any_workers(stored: DataConfig) -> None:
+    expected = drawn(stored, epochs=2)
+    assert drawn(stored, epochs=2) == expected
+    assert drawn(stored, epochs=2, num_workers=2) == expected
+    assert drawn(stored, epochs=2, index=True, threads=1) == expected
+    noises = [tuple(noise) for _, noise in expected]
+    assert len(set(noises)) == len(noises) == 50  # no two batches draw alike, of two epochs
+    assert not {*noises} & {tuple(noise) for _, noise in drawn(stored, seed=1)}
+
+
+def test_what_it_draws_is_the_same_after_resuming(stored: DataConfig) -> None:
+    expected = drawn(stored)
+    loader = DataLoader(stored, 16, shuffle=True, transform=noisy)
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+    other = DataLoader(stored, 16, shuffle=True, transform=noisy)
+    other.load_state_dict(loader.state_dict())
+    assert [(b["id"].tolist(), b["noise"].tolist()) for b in other] == expected[7:]
+
+
+def test_ranks_draw_apart(stored: DataConfig) -> None:
+    ranks = [drawn(stored, rank=rank, world_size=2) for rank in (0, 1)]
+    assert ranks == [drawn(stored, rank=rank, world_size=2) for rank in (0, 1)]
+    noises = [tuple(noise) for rank in ranks for _, noise in rank]
+    assert len(set(noises)) == len(noises)
+
+
+def test_who_gets_a_generator(stored: DataConfig) -> None:
+    def optional(batch: Any, scale: float = 2.0) -> float:
+        return scale
+
+    def named(batch: Any, rng: Any = None) -> Any:
+        return rng
+
+    assert set(DataLoader(stored, 100, transform=optional)) == {2.0}
+    [*given] = DataLoader(stored, 100, transform=named)
+    assert all(isinstance(rng, np.random.Generator) for rng in given)
+    for transform in (keep_all, sorted):  # *args, and no Python function
+        assert len(list(DataLoader(stored, 100, transform=transform))) == 4
+    with pytest.raises(ConfigError, match="only the batches of a DataLoader have a random"):
+        Dataset(stored, transform=noisy)
+
+
+def keep_all(*batches: Any) -> Any:
+    [batch] = batches
+    return batch
