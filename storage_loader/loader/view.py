@@ -19,6 +19,7 @@ from .fetch.engine import Engine
 from .fetch.objects import Objects
 from .fill.parts import Array
 from .order import Rows
+from .tuning import TUNING
 
 Transform = Callable[[Any], Any]
 V = TypeVar("V", bound="View")
@@ -28,6 +29,7 @@ class View:
     """A dataset at one version, fixed at first use or by `open`. Picklable, safe after a fork."""
 
     _feed = Feed()  # an adapter for a framework has another
+    _tuning = TUNING
 
     def __init__(
         self,
@@ -126,7 +128,8 @@ class View:
         if self._cache_size != 0:
             folder = cache_folder(self._cache_dir)
             cache = Cache(folder, store, self._cache_size, keys=snapshot.keys)
-        return Engine(Objects(store, snapshot, self.schema, verify=self._verify), cache)
+        objects = Objects(store, snapshot, self.schema, verify=self._verify, tuning=self._tuning)
+        return Engine(objects, cache)
 
     def _at(self, version: Version) -> Snapshot:
         """The dataset at this version, checked; changes nothing."""

@@ -44,6 +44,7 @@ LAYERS = {
 # The same within a unit: what stands right below it.
 ROOMS = {
     "loader": {
+        "tuning": 0,
         "order": 0,
         "fill": 1,
         "fetch": 2,

@@ -57,3 +57,11 @@ def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArr
         else:
             needed[layout.blocks_of(attribute.name, rows)] = True
     return needed
+
+
+def every_block(stored: StoredObject, schema: Schema) -> npt.NDArray[np.bool_]:
+    """By place in the checksum table: the blocks of all attributes."""
+    every = np.zeros(stored.layout.num_checksums, bool)
+    for attribute in schema:
+        every[stored.layout.all_blocks(attribute.name)] = True
+    return every

@@ -1,5 +1,5 @@
 """Rows read straight from the store into memory: only their blocks, many requests in flight,
-nothing kept but each object's small columns and checksums."""
+nothing kept but each object's directory."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...errors import ChecksumError
-from ...ranges import Range, coalesce
+from ...ranges import coalesce
+from ...store import Buffer
 from ..fill.gather import Copies
-from ..fill.parts import Parts, void_rows
+from ..fill.parts import void_rows
 from ..order import Rows
-from .blocks import ObjectRows
-from .directory import Checksums, Directories, Directory
+from .blocks import ObjectRows, needed_blocks
+from .directory import Directories, Directory
 from .objects import Objects
+from .transfer import Extents, Holder
 from .work import Work
 
 _GAP = 4096  # bytes between two ranges that are not worth another request
-_SMALL = 2**21  # bytes of a piece of work that waits for the network more than it works
-_WORK_REQUESTS = 16  # of one object or several that are one piece of work
 
 
 class DirectReader:
     """Reads rows of objects. Safe from many threads."""
 
     def __init__(self, objects: Objects) -> None:
-        self.objects = objects
-        self.directories = Directories()
+        self._objects = objects
+        self._directories = Directories()
 
     def works(
         self, groups: Sequence[ObjectRows], copies: Copies, stop: threading.Event, *, most: int
@@ -39,145 +38,121 @@ class DirectReader:
         The works do nothing once `stop` is set; they raise `ChecksumError` or a `StoreError`.
         """
         works = []
-        reads: list[_ObjectRead] = []
+        most_requests = self._objects.tuning.work_requests
+        reads: list[ReceivedObject] = []
         nbytes, requests = 0, 0
+        objects = self._objects.until(stop)
         for part in (part for group in groups for part in self._cut(group, most)):
-            read = _ObjectRead(self, part)
-            if reads and (nbytes + read.nbytes > most or requests + read.count > _WORK_REQUESTS):
+            read = ReceivedObject(objects, self._directories, part)
+            if reads and (
+                nbytes + read.nbytes > most or requests + len(read.requests) > most_requests
+            ):
                 works.append(self._work(reads, copies, stop))
                 reads, nbytes, requests = [], 0, 0
             reads.append(read)
-            nbytes, requests = nbytes + read.nbytes, requests + read.count
+            nbytes, requests = nbytes + read.nbytes, requests + len(read.requests)
         if reads:
             works.append(self._work(reads, copies, stop))
         return works
 
     def _cut(self, group: ObjectRows, most: int) -> Iterator[ObjectRows]:
         """Rows of an object, cut where they would be too much for one piece of work."""
-        columns = self.objects.stored(group.index).layout.columns
-        column = max((columns[a.name] for a in self.objects.schema), key=lambda c: c.row_nbytes)
+        columns = self._objects.stored(group.index).layout.columns
+        column = max((columns[a.name] for a in self._objects.schema), key=lambda c: c.row_nbytes)
         count = max(1, most // max(1, column.block_nbytes))
         steps = np.diff(group.rows // column.block_rows)
         block = np.cumsum(np.append(0, steps > 0))
         request = np.cumsum(np.append(0, steps > 1))
-        portion = block // count + request // _WORK_REQUESTS
+        portion = block // count + request // self._objects.tuning.work_requests
         cuts = (np.flatnonzero(np.diff(portion)) + 1).tolist()
         for start, stop in pairwise([0, *cuts, len(group.rows)]):
             yield group.some(slice(start, stop))
 
-    def _work(self, reads: list[_ObjectRead], copies: Copies, stop: threading.Event) -> Work:
+    def _work(self, reads: list[ReceivedObject], copies: Copies, stop: threading.Event) -> Work:
+        objects = self._objects.until(stop)
+
         def run() -> None:
             if stop.is_set():
                 return
-            objects = self.objects.until(stop)
             received = objects.get_many([(read.index, read.requests) for read in reads])
             for read, buffers in zip(reads, received, strict=True):
-                self._finish(read, buffers, copies, objects)
+                read.receive(buffers)
+                read.settle(read.blocks, stop)
+                if stop.is_set():
+                    return
+                read.copy(copies)
+                read.forget()
 
-        nbytes = sum(len(read.rows) for read in reads) * self.objects.schema.row_nbytes
-        return Work(nbytes, run, is_small=sum(read.nbytes for read in reads) <= _SMALL)
-
-    def _finish(
-        self, read: _ObjectRead, buffers: Sequence[memoryview], copies: Copies, objects: Objects
-    ) -> None:
-        try:
-            read.finish(buffers, copies)
-        except ChecksumError:  # damaged on the way, or where it lies: once more
-            objects.note_retry(read.index)
-            read.finish(objects.get_ranges(read.index, read.requests), copies)
+        nbytes = sum(len(read.rows) for read in reads) * objects.schema.row_nbytes
+        is_small = sum(read.nbytes for read in reads) <= objects.tuning.stream_nbytes
+        return Work(nbytes, run, is_small)
 
 
-class _ObjectRead:
-    """Planned on construction: which ranges of one object are needed."""
+class ReceivedObject(Holder):
+    """Blocks of one object in memory, for some of its rows. Planned on construction."""
 
-    def __init__(self, reader: DirectReader, group: ObjectRows) -> None:
-        self._reader = reader
-        self._group = group
-        self.rows = group.rows
-        self._objects = reader.objects
-        self._stored = self._objects.stored(group.index)
-        self.index = group.index
-        layout = self._stored.layout
-        self._directory = reader.directories.find(group.index)
-        self._blocks: dict[str, Rows] = {}  # by attribute, their places in the checksum table
-        for a in self._objects.schema:
-            if a.name not in layout.small:
-                self._blocks[a.name] = np.unique(layout.blocks_of(a.name, group.rows))
-            elif self._directory is None:
-                every = layout.all_blocks(a.name)
-                self._blocks[a.name] = np.arange(every.start, every.stop)
-        stops = np.cumsum([0, *map(len, self._blocks.values())]).tolist()
-        self._places = {  # which of the ranges these blocks are
-            name: slice(*bounds) for name, bounds in zip(self._blocks, pairwise(stops), strict=True)
-        }
-        blocks = np.concatenate([np.empty(0, np.int64), *self._blocks.values()])
-        ranges = layout.block_ranges[blocks]
-        if self._directory is None and self._objects.verify:
-            ranges = np.concatenate([ranges, [layout.checksums_range]])
-        self._sizes: Rows = ranges[:, 1] - ranges[:, 0]
-        coalesced = coalesce(ranges, gap=_GAP)
-        self._sources = coalesced.sources
-        self.requests: Sequence[Range] = coalesced.requests
+    def __init__(self, objects: Objects, directories: Directories, group: ObjectRows) -> None:
+        super().__init__(objects, group.index)
+        self.index, self.rows, self._places = group.index, group.rows, group.places
+        self._directories = directories
+        self._directory = directories.find(group.index)
+        needed = needed_blocks(self._stored, objects.schema, group.rows)
+        if self._directory is not None:
+            self._checksums = self._directory.checksums
+            for name in self._directory.small:
+                needed[self._layout.all_blocks(name)] = False
+        self.blocks = np.flatnonzero(needed)
+        ranges = self._layout.block_ranges[self.blocks]
+        if self._directory is None and objects.verify:
+            ranges = np.concatenate([ranges, [self._layout.checksums_range]])
+        self.requests = coalesce(ranges, gap=_GAP).requests
         self.nbytes = sum(end - start for start, end in self.requests)
+        self._extents = Extents([], [])
 
-    @property
-    def count(self) -> int:
-        """Requests."""
-        return len(self.requests)
+    def receive(self, buffers: Sequence[memoryview]) -> None:
+        """What came of `requests`."""
+        self._extents = Extents([start for start, _ in self.requests], buffers)
 
-    def finish(self, buffers: Sequence[memoryview], copies: Copies) -> None:
-        """Verify what was received, and copy the rows."""
-        layout, rows = self._stored.layout, self.rows
-        directory = self._directory or self._make_directory(buffers)
-        with copies.part(self._group.places) as part:
+    def copy(self, copies: Copies) -> None:
+        """Copy the rows, which are verified."""
+        small = {} if self._directory is None else self._directory.small
+        with copies.part(self._places) as part:
             for name, out in part.items():
-                if name in directory.small:
-                    directory.small[name].take(rows, out=out, mode="clip")
-                    continue
-                self._verify(name, buffers, directory.checksums)
-                attribute = self._objects.schema[name]
-                blocks, runs = self._runs(name, buffers)
-                firsts = (blocks - layout.first_checksum[name]) * layout.columns[name].block_rows
-                arrays = [void_rows(data, attribute) for data in runs]
-                Parts(attribute, firsts, arrays).copy_sorted(rows, out)
+                if name in small:
+                    small[name].take(self.rows, out=out, mode="clip")
+                else:
+                    column, attribute = self._layout.columns[name], self._objects.schema[name]
+                    self._extents.parts(column, attribute).copy_sorted(self.rows, out)
 
-    def _runs(self, name: str, buffers: Sequence[memoryview]) -> tuple[Rows, list[memoryview]]:
-        """Runs of an attribute's blocks that came in one request: the first of each, all bytes."""
-        blocks, places = self._blocks[name], self._places[name]
-        requests, starts = self._sources[places].T
-        cuts = np.flatnonzero((np.diff(blocks) > 1) | (np.diff(requests) != 0)) + 1
-        firsts = np.append(0, cuts)
-        ends = (starts + self._sizes[places])[np.append(cuts, len(blocks)) - 1]
-        bounds = zip(requests[firsts].tolist(), starts[firsts].tolist(), ends.tolist(), strict=True)
-        return blocks[firsts], [buffers[request][start:end] for request, start, end in bounds]
+    def forget(self) -> None:
+        """Keep no bytes."""
+        self._extents = Extents([], [])
 
-    def _make_directory(self, buffers: Sequence[memoryview]) -> Directory:
-        checksums, nbytes = None, 0
-        if self._objects.verify:
-            [table] = self._ranges(slice(-1, None), buffers)
-            checksums, nbytes = Checksums(self._objects, self.index, table), table.nbytes
-        layout = self._stored.layout
-        small = {}
-        for a in self._objects.schema:
-            if a.name in layout.small and a.row_nbytes:
-                self._verify(a.name, buffers, checksums)
-                data = b"".join(self._ranges(self._places[a.name], buffers))
-                small[a.name] = void_rows(memoryview(data), a)
-        nbytes += sum(column.nbytes for column in small.values())
-        directory = Directory(checksums, small, nbytes)
-        self._reader.directories.keep(self._group.index, directory)
-        return directory
+    def _fetch(self, blocks: Rows, stop: threading.Event, *, with_table: bool) -> None:
+        """All of it: of a request that came damaged in part the rest is not kept either."""
+        self.receive(self._objects.get_ranges(self.index, self.requests))
 
-    def _ranges(self, places: slice, buffers: Sequence[memoryview]) -> list[memoryview]:
-        """The bytes of some ranges; the checksum table is the last one."""
-        found = zip(self._sources[places].tolist(), self._sizes[places].tolist(), strict=True)
-        return [buffers[request][start : start + nbytes] for (request, start), nbytes in found]
+    def _table_bytes(self) -> Buffer | None:
+        return self._extents.view(*self._layout.checksums_range)
 
-    def _verify(
-        self, name: str, buffers: Sequence[memoryview], checksums: Checksums | None
-    ) -> None:
-        if checksums is None:
+    def _views(self, blocks: Rows) -> list[memoryview]:
+        ranges = self._layout.block_ranges[blocks].tolist()
+        return [self._extents.view(start, end) for start, end in ranges]
+
+    def _keep(self, blocks: Rows) -> None:
+        if self._directory is not None or len(blocks) < len(self.blocks):
             return
-        wrong = checksums.wrong(self._blocks[name], self._ranges(self._places[name], buffers))
-        if wrong:
-            raise checksums.error(wrong[0])
+        small = {
+            a.name: void_rows(memoryview(b"".join(self._column_views(a.name))), a)
+            for a in self._objects.schema
+            if a.name in self._layout.small and a.row_nbytes
+        }
+        nbytes = sum(column.nbytes for column in small.values())
+        if self._checksums is not None:
+            nbytes += self._checksums.nbytes
+        self._directory = Directory(self._checksums, small, nbytes)
+        self._directories.keep(self.index, self._directory)
+
+    def _column_views(self, name: str) -> list[memoryview]:
+        places = self._layout.all_blocks(name)
+        return self._views(np.arange(places.start, places.stop))

@@ -40,10 +40,15 @@ class Checksums:
         self._objects, self._index = objects, index
         self._table: npt.NDArray[Any] = np.frombuffer(bytes(table), "<u8")
 
-    def wrong(self, blocks: Rows, data: Iterable[Buffer]) -> list[int]:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def wrong(self, blocks: Rows, data: Iterable[Buffer]) -> Rows:
         """Those of `blocks`, by place in the table, whose `data` are not what they were."""
         found = np.fromiter(map(xxh3, data), np.uint64, len(blocks))
-        wrong: list[int] = blocks[found != self._table[blocks]].tolist()
+        wrong: Rows = blocks[found != self._table[blocks]]
         return wrong
 
     def error(self, block: int) -> ChecksumError:

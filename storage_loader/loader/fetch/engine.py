@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,8 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from ...catalog import StoredObject
-from ...errors import StorageLoaderError
 from ...process import cached_property
 from ..fill.gather import Copies, Ready, gathered
 from ..fill.parts import Array, Parts
@@ -26,18 +21,12 @@ from .direct import DirectReader
 from .early import Early
 from .mapped import MappedObject
 from .objects import Objects
-from .verified import Blocks, is_any_known
+from .open_objects import OpenObjects
+from .verified import Blocks
 from .work import Preparation, Work
 
-WORK_NBYTES = 8 * 2**20  # fetched at once into memory
-_READ_NBYTES = 2**20  # the same, by each of ...
-_THREADS = 32  # ... so many for one `read`
 _NUMBER_NBYTES = 8  # of a row's number
 _TRUSTED_NBYTES = 2**28  # taken for rows that no more than a commit says are there
-_EARLY_SECONDS = 10  # of fetching as fast as the first rows came, which is slower than it can be
-_VERIFIED_EARLY = 8  # bytes in memory for each that is needed: 64 KiB take 4 us
-_LOOK = 1.0  # s between two looks whether cache files in use have their sizes
-_GROUPS = 16  # of rows in held objects that are one piece of work
 
 Kept = tuple[MappedObject, Blocks]  # and those of its blocks to bring
 
@@ -57,26 +46,12 @@ class Engine:
         self._cache = None if store.is_local else cache
         self.holds = store.is_local or self._cache is not None
         self.num_rows = snapshot.num_rows
+        self.tuning = objects.tuning
         self._direct = DirectReader(objects)
-        self._held: OrderedDict[int, MappedObject] = OrderedDict()
-        self._verified: dict[int, Blocks] = {}  # of objects that are not complete
-        self._complete = np.zeros(len(snapshot.objects), bool)
+        self._open = OpenObjects(objects, self._cache)
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
-        # A map keeps a file descriptor, a cache file that is being filled one more.
-        self._max_held = max(4, _files() // (4 if store.is_local else 8))
-        self._max_pinned = max(2, self._max_held // 2)  # by one preparation; a few live at once
-        self._all: Ready | None = None  # once everything is here and verified
-        self._was_looked_for = not objects.verify
-        self._looked = 0.0  # by the monotonic clock, whether that has been cut
-        self._fetched_early = Early(1)
-        self._verified_early = Early(_VERIFIED_EARLY)
-        self._is_rate_known = self._cache is None
-        self._lock = threading.Lock()
-
-    @cached_property
-    def _has_room(self) -> bool:
-        """Whether what was fetched or read early will still be here when it is needed."""
-        return self._cache is not None and self._cache.holds(self._snapshot.nbytes)
+        self._all: tuple[list[MappedObject], Ready] | None = None  # rows of all objects
+        self._early = Early(self._cache, snapshot.nbytes, objects.tuning)
 
     @property
     def is_complete(self) -> bool:
@@ -93,15 +68,15 @@ class Engine:
     def read(self, rows: Rows) -> dict[str, Array]:
         """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
         stop = threading.Event()
-        ready = self._done(self.prepare(rows, stop, work_nbytes=_READ_NBYTES), stop)
+        ready = self._done(self.prepare(rows, stop, work_nbytes=self.tuning.read_nbytes), stop)
         [(batch, _)] = gathered(self._schema, ready, rows[None])
         return batch
 
     def row(self, row: int) -> dict[str, Array]:
         """One row of the dataset, arrays of shape `shape`, verified."""
         index = int(np.searchsorted(self._snapshot.starts, row, "right")) - 1
-        held = self._held.get(index)
-        if held is not None and held.is_whole:
+        held = self._open.find(index)
+        if held is not None:
             arrays = held.row(row - int(self._snapshot.starts[index]))
             if arrays is not None:
                 return arrays
@@ -131,21 +106,22 @@ class Engine:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_THREADS, thread_name_prefix="storage_loader-read")
+        most = self.tuning.waiting_threads
+        return ThreadPoolExecutor(most, thread_name_prefix="storage_loader-read")
 
     def prepare(
         self,
         rows: Rows,
         stop: threading.Event,
         *,
-        work_nbytes: int = WORK_NBYTES,
+        work_nbytes: int | None = None,
         whole_share: float | None = None,
     ) -> Preparation[Ready]:
         """What must be done so that these rows are here; the works end early once `stop` is set.
 
-        A work brings about `work_nbytes` into memory at once. Objects of which at least
-        `whole_share` is needed may be fetched whole, where the cache has room for the dataset;
-        None: never.
+        A work brings about `work_nbytes` into memory at once; None: the usual. Objects of which at
+        least `whole_share` is needed may be fetched whole, where the cache has room for the
+        dataset; None: never.
         """
         everything = self._everything()
         if everything is not None:
@@ -153,8 +129,9 @@ class Engine:
         numbers = np.unique(rows)
         numbers = numbers[np.searchsorted(numbers, 0) :]
         groups = list(by_object(self._snapshot.starts, numbers))
+        work_nbytes = work_nbytes or self.tuning.work_nbytes
         copied = partial(self._copied, numbers, groups, stop, work_nbytes)
-        if not self.holds or len(groups) > self._max_pinned:
+        if not self.holds or len(groups) > self._open.most_pinned:
             return copied()
         kept = {group.index: self._keep(group, whole_share, stop) for group in groups}
         all_kept = [one for one in kept.values() if one]
@@ -170,9 +147,9 @@ class Engine:
         copied: Callable[[], Preparation[Ready]],
     ) -> Preparation[Ready]:
         """Rows where they are held; `copied` prepares them where the cache does not take them."""
-        works = [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
-        if not self._is_rate_known:
-            works = self._timed(works)
+        works = self._early.timed(
+            [self._tolerant(work) for held, needed in kept for work in held.works(needed, stop)]
+        )
 
         def finish() -> Ready:
             for group, (held, needed) in zip(groups, kept, strict=True):
@@ -180,30 +157,11 @@ class Engine:
                     held.ensure(needed, stop)  # what was begun elsewhere and not brought to an end
                 except NotKeptError:
                     return self._done(copied(), stop)
-                self._note_complete(group.index)
+                self._open.note_complete(group.index)
             objects = ((g.index, held) for g, (held, _) in zip(groups, kept, strict=True))
             return self._ready(objects, frees_gil=any(work.waits for work in works))
 
         return Preparation(works, finish)
-
-    def _timed(self, works: list[Work]) -> list[Work]:
-        """The works, the first of which to end tells how much may be fetched early.
-
-        They run beside each other and share what the network brings: by then as much has come of
-        all of them.
-        """
-        total = sum(work.nbytes for work in works)
-        begun = time.perf_counter()
-
-        def run(work: Work) -> None:
-            work.run()
-            with self._lock:
-                if work.nbytes and not self._is_rate_known:
-                    self._is_rate_known = True
-                    seconds = time.perf_counter() - begun
-                    self._fetched_early.allow(int(total / seconds * _EARLY_SECONDS))
-
-        return [replace(work, run=partial(run, work)) for work in works]
 
     def _copied(
         self,
@@ -232,7 +190,7 @@ class Engine:
         row_nbytes = self._schema.row_nbytes
         works = [
             Work(sum(len(group.rows) for group in some) * row_nbytes, partial(copy, some))
-            for some in _portions(groups, max(1, work_nbytes // max(1, row_nbytes)))
+            for some in self._portions(groups, max(1, work_nbytes // max(1, row_nbytes)))
         ]
         return Preparation(works, copies.ready)
 
@@ -253,7 +211,7 @@ class Engine:
         left: list[ObjectRows] = []
         try:
             if found is None:  # no room for what is missing of it
-                held = self._object(group.index)
+                held = self._open.get(group.index)
                 here = held.are_here(group.rows)
                 left = [] if here.all() else [group.some(~here)]
                 if not here.any():
@@ -269,7 +227,7 @@ class Engine:
             self._note_not_kept(error)
             return [group, *left]
         if not stop.is_set():
-            self._note_complete(group.index)
+            self._open.note_complete(group.index)
             with copies.part(group.places) as part:
                 for name, out in part.items():
                     held.columns[name].take(group.rows, out=out, mode="clip")
@@ -280,7 +238,7 @@ class Engine:
     ) -> Kept | None:
         """The object, and its blocks to bring; None where nothing more is to be held of it."""
         try:
-            held = self._object(group.index)
+            held = self._open.get(group.index)
         except CacheFullError as error:
             self._note_not_kept(error)
             return None
@@ -288,29 +246,12 @@ class Engine:
         needed = needed_blocks(stored, self._schema, group.rows)
         if held.has(needed):
             return held, needed
-        every = needed if whole_share is None else self._every_block(stored)
-        missing = held.missing_nbytes(needed)
-        if not missing:  # all lies here, to be verified
-            if whole_share is not None and held.is_resident:
-                whole = held.unverified_nbytes(every)
-                if self._verified_early.takes(whole, held.unverified_nbytes(needed)):
-                    return held, every
+        wanted = self._early.blocks(held, needed, whole_share)
+        if not held.missing_nbytes(wanted) or self._reserve(held, wanted, stop):
+            return held, wanted
+        if wanted is not needed and self._reserve(held, needed, stop):
             return held, needed
-        if whole_share is not None and missing >= whole_share * stored.nbytes and self._has_room:
-            whole = held.missing_nbytes(every)
-            if self._fetched_early.takes(whole, missing) and self._reserve(held, every, stop):
-                return held, every
-        else:
-            self._fetched_early.allow(missing)
-        return (held, needed) if self._reserve(held, needed, stop) else None
-
-    def _every_block(self, stored: StoredObject) -> Blocks:
-        """The blocks of all attributes that are read."""
-        layout = stored.layout
-        every = np.zeros(layout.num_checksums, bool)
-        for a in self._schema:
-            every[layout.all_blocks(a.name)] = True
-        return every
+        return None
 
     def _reserve(self, held: MappedObject, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes the blocks."""
@@ -339,39 +280,13 @@ class Engine:
 
     def _everything(self) -> Ready | None:
         """All rows, once they are here and verified."""
-        if self._all is not None and self._cache is not None:
-            self._look()
-        if self._all is None and self.holds and len(self._complete) <= self._max_held:
-            if not self._complete.all() and not self._are_known():
-                return None
-            objects = [(i, self._object(i)) for i in range(len(self._complete))]
-            if not self._complete.all():  # a cache file has gone and came back empty
-                return None
-            self._all = self._ready(objects, frees_gil=False)
-        return self._all
-
-    def _are_known(self) -> bool:
-        """Whether this process has verified all for others. Asked once: it looks at each file."""
-        if self._was_looked_for or not is_any_known():
-            return False
-        self._was_looked_for = True
-        try:
-            for index, stored in enumerate(self._snapshot.objects):
-                if not self._object(index).has(self._every_block(stored)):
-                    return False
-                self._note_complete(index)
-        except (CacheFullError, StorageLoaderError):  # it rises again where rows are read
-            return False
-        return bool(self._complete.all())
-
-    def _look(self) -> None:
-        """Forget that all is here where somebody has cut a cache file, since the last look."""
-        now = time.monotonic()
-        if now >= self._looked + _LOOK:
-            self._looked = now
-            with self._lock:
-                if not all(held.is_whole for held in self._held.values()):
-                    self._all = None
+        objects = self._open.all() if self.holds else None
+        if objects is None:
+            self._all = None
+            return None
+        if self._all is None or self._all[0] is not objects:
+            self._all = objects, self._ready(enumerate(objects), frees_gil=False)
+        return self._all[1]
 
     def _ready(self, objects: Iterable[tuple[int, MappedObject]], *, frees_gil: bool) -> Ready:
         """Rows where they are held; objects in order. `frees_gil`: see `Parts`."""
@@ -384,57 +299,15 @@ class Engine:
                 parts[a.name] = Parts(a, firsts, [array for _, array in some], frees_gil)
         return Ready(parts)
 
-    def _object(self, index: int) -> MappedObject:
-        """Raises `CacheFullError` where no file can be made."""
-        with self._lock:
-            held = self._held.get(index)
-            if held is not None and held.is_whole:
-                self._held.move_to_end(index)
-                return held
-            self._held.pop(index, None)
-        stored = self._snapshot.objects[index]
-        key, blocks = self._snapshot.key(index), stored.layout.num_checksums
-        file = None if self._cache is None else self._cache.open(key, stored.nbytes, blocks)
-        verified = None  # of a cache file: another one may have been here
-        if file is None:
-            is_complete = self._complete[index]
-            verified = np.ones(blocks, bool) if is_complete else self._verified.get(index)
-        made = MappedObject(self._objects, index, verified, file)
-        with self._lock:
-            held = self._held.setdefault(index, made)
-            if held is made and (file is not None or not self._complete[index]):
-                self._verified[index] = made.verified
-                self._complete[index] = False
-            while len(self._held) > self._max_held:
-                self._held.popitem(last=False)
-        return held
-
-    def _note_complete(self, index: int) -> None:
-        """Forget the flags of an object once every block of the attributes read is verified."""
-        with self._lock:
-            verified = self._verified.get(index)
-            if verified is None:
-                return
-            if verified[self._every_block(self._snapshot.objects[index])].all():
-                self._complete[index] = True
-                del self._verified[index]
-
-
-def _portions(groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]:
-    """Groups of at most `most` rows together, and at most 16 of them; at least one."""
-    some: list[ObjectRows] = []
-    count = 0
-    for group in groups:
-        if some and (count + len(group.rows) > most or len(some) == _GROUPS):
+    def _portions(self, groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]:
+        """Groups of at most `most` rows together, and few of them; at least one."""
+        some: list[ObjectRows] = []
+        count = 0
+        for group in groups:
+            if some and (count + len(group.rows) > most or len(some) == self.tuning.work_requests):
+                yield some
+                some, count = [], 0
+            some.append(group)
+            count += len(group.rows)
+        if some:
             yield some
-            some, count = [], 0
-        some.append(group)
-        count += len(group.rows)
-    if some:
-        yield some
-
-
-def _files() -> int:
-    """How many files this process may open."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**16 if allowed == resource.RLIM_INFINITY else min(allowed, 2**16)

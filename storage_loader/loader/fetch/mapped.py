@@ -9,25 +9,23 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ChecksumError
 from ...process import cached_property
 from ...ranges import Range, coalesce
 from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_rows
 from ..order import Rows
+from .blocks import every_block
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
-from .directory import Checksums
 from .objects import Objects
-from .requests import GAP, LONGEST, inside, pages_nbytes, portions, runs, spare_gap
+from .requests import inside, pages_nbytes, portions, runs, spare_gap
 from .resident import is_resident
+from .transfer import Holder
 from .verified import Blocks, verified_blocks
 from .work import Work
 
-_STREAMED = 2**20  # a longer range is written while it is received
 
-
-class MappedObject:
+class MappedObject(Holder):
     """One object, mapped; blocks are verified before they count as here. Thread-safe."""
 
     def __init__(
@@ -40,10 +38,7 @@ class MappedObject:
         """`verified`, updated in place: None where this reader knows nothing of the object yet.
         `file` is None where the store itself is local.
         """
-        self._objects = objects
-        self._index = index
-        self._stored = objects.stored(index)
-        self._layout = self._stored.layout
+        super().__init__(objects, index)
         self._file = file
         self._data = objects.get(index) if file is None else file.data
         num_blocks = self._layout.num_checksums
@@ -57,12 +52,21 @@ class MappedObject:
             self.verified = file.verified
         self._busy = np.zeros(num_blocks, bool)  # blocks that a thread fetches or verifies
         self._changed = threading.Condition()
-        self._checksums: Checksums | None = None
         self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
         for a in objects.schema:
             column = self._layout.columns[a.name]
             if column.nbytes:
                 self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return self._stored.nbytes
+
+    @property
+    def every_block(self) -> Blocks:
+        """The blocks of all attributes that are read."""
+        return every_block(self._stored, self._objects.schema)
 
     @cached_property
     def is_resident(self) -> bool:
@@ -143,17 +147,21 @@ class MappedObject:
         todo = needed & ~self.verified
         if not todo.any():
             return []
-        here = self._here()
+        here, tuning = self._here(), self._objects.tuning
+        streamed = tuning.stream_nbytes
         return [
             Work(
                 0 if is_here else nbytes,
                 partial(self._ensure, some, stop),
-                is_small=nbytes < _STREAMED and not is_here,
+                is_small=nbytes < streamed and not is_here,
                 waits=not (is_here and self.is_resident),
             )
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
             for nbytes, some in portions(
-                self._layout.block_ranges, mask, most=LONGEST if is_here else _STREAMED
+                self._layout.block_ranges,
+                mask,
+                most=tuning.request_nbytes if is_here else streamed,
+                tuning=tuning,
             )
         ]
 
@@ -168,32 +176,48 @@ class MappedObject:
             todo = needed & ~self.verified
             self._busy |= todo
         try:
-            if not todo.any() or stop.is_set():
-                return
-            if self._file is None:
-                places = np.flatnonzero(todo)
-                self._read_in(places, stop)
-                wrong = self._wrong(places)
-            else:
-                wrong = self._bring(self._file, todo, stop)
-            if stop.is_set():
-                return
-            if wrong:
-                raise self._table().error(wrong[0])
-            with self._changed:
-                self.verified |= todo
+            if todo.any() and not stop.is_set():
+                self._have(np.flatnonzero(todo), stop)
+                if not stop.is_set():
+                    with self._changed:
+                        self.verified |= todo
         finally:
             with self._changed:
                 self._busy &= ~todo
                 self._changed.notify_all()
 
-    def _read_in(self, places: Rows, stop: threading.Event) -> None:
+    def _have(self, blocks: Rows, stop: threading.Event) -> None:
+        """Verify blocks, and bring to the cache file those that are not there or not right."""
+        wrong = self._not_here(blocks, stop)
+        if not len(wrong) or stop.is_set():
+            return
+        if self._file is None:
+            raise self._table().error(int(wrong[0]))
+        with self._file.fetching(runs(wrong), stop):
+            if not stop.is_set():
+                wrong = self._not_here(wrong, stop)  # others may have brought some
+                if len(wrong):
+                    self.bring(wrong, stop)
+
+    def _not_here(self, blocks: Rows, stop: threading.Event) -> Rows:
+        """Those of the blocks that are not here whole."""
+        if self._file is None:
+            here = blocks
+        elif self._has_table():
+            here = blocks[self._file.present[blocks]]
+        else:
+            return blocks
+        self._read_in(here, stop)
+        missing = np.setdiff1d(blocks, here, assume_unique=True)
+        return np.union1d(missing, () if stop.is_set() else self._wrong(here)).astype(np.int64)
+
+    def _read_in(self, blocks: Rows, stop: threading.Event) -> None:
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
         if self.is_resident:
             return
-        for start, end in coalesce(self._layout.block_ranges[places]).requests:
+        for start, end in coalesce(self._layout.block_ranges[blocks]).requests:
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
-            start = 0 if start < GAP else start  # noqa: PLW2901
+            start = 0 if start < self._objects.tuning.gap_nbytes else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
                 if stop.is_set():
                     return
@@ -206,101 +230,43 @@ class MappedObject:
             return self._file.read(start, end)
         return self._objects.stream(self._index, start, end)
 
-    def _table(self) -> Checksums:
-        if self._checksums is None:
-            start, end = self._layout.checksums_range
-            table = b"".join(self._pieces(start, end))
-            self._checksums = Checksums(self._objects, self._index, table)
-        return self._checksums
+    def _table_bytes(self) -> Buffer | None:
+        if self._file is not None and not self._file.has_table:
+            return None
+        return b"".join(self._pieces(*self._layout.checksums_range))
 
-    def _wrong(self, places: Rows) -> list[int]:
-        """Those of the blocks that are not what they were."""
-        if not self._objects.verify:
-            return []
-        ranges = self._layout.block_ranges[places].tolist()
-        return self._table().wrong(places, [self._data[start:end] for start, end in ranges])
+    def _views(self, blocks: Rows) -> list[memoryview]:
+        return [self._data[start:end] for start, end in self._layout.block_ranges[blocks].tolist()]
 
-    def _can_verify(self, file: CacheFile) -> bool:
-        """Whether the table is here, or not needed."""
-        return not self._objects.verify or (file.has_table and self._has_good_table())
+    def _keep(self, blocks: Rows) -> None:
+        assert self._file is not None
+        for first, last in runs(blocks):
+            self._file.mark(first, last)
 
-    def _has_good_table(self) -> bool:
-        try:
-            self._table()
-        except ChecksumError:  # damaged on this disk: the store has it whole
-            return False
-        return True
-
-    def _bring(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> list[int]:
-        """Complete the cache file by the blocks `todo`; those that came wrong."""
-        missing = self._missing(file, todo, stop)
-        if not missing.any():
-            return []
-        with file.fetching(runs(np.flatnonzero(missing)), stop):
-            if stop.is_set():
-                return []
-            places = np.flatnonzero(
-                self._missing(file, missing, stop)
-            )  # others may have brought some
-            wrong = self._brought(file, places, stop)
-            if wrong and not stop.is_set():  # damaged on the way: once more
-                self._objects.note_retry(self._index)
-                wrong = self._brought(file, np.array(wrong), stop)
-            return wrong
-
-    def _missing(self, file: CacheFile, todo: Blocks, stop: threading.Event) -> Blocks:
-        """Those of the blocks that are not here whole."""
-        if not self._can_verify(file):
-            return todo
-        here = todo & file.present
-        if here.any():
-            self._read_in(np.flatnonzero(here), stop)
-            here[self._wrong(np.flatnonzero(here))] = False
-        return todo & ~here
-
-    def _brought(
-        self, file: CacheFile, places: npt.NDArray[np.int64], stop: threading.Event
-    ) -> list[int]:
-        """Fetch blocks into the file, and mark them; those that came wrong."""
-        if not len(places):
-            return []
-        layout = self._layout
-        ranges = layout.block_ranges[places]
-        can_verify = self._can_verify(file)
-        if not can_verify:
-            ranges = np.concatenate([ranges, [layout.checksums_range]])
-        self._fetch(file, coalesce(ranges).requests, stop)
-        if stop.is_set():
-            return []
-        if not can_verify:
-            if not self._has_good_table():  # damaged on the way: once more
-                self._fetch(file, [layout.checksums_range], stop)
-                if stop.is_set():
-                    return []
-            self._table()
-            file.mark_table()
-        wrong = self._wrong(places)
-        for first, last in runs(np.setdiff1d(places, wrong)):
-            file.mark(first, last)
-        return wrong
-
-    def _fetch(self, file: CacheFile, wanted: list[Range], stop: threading.Event) -> None:
-        """Fetch disjoint ascending ranges into the file."""
-        requests = coalesce(wanted, gap=spare_gap(wanted)).requests
-        short = [r for r in requests if r[1] - r[0] <= _STREAMED]
+    def _fetch(self, blocks: Rows, stop: threading.Event, *, with_table: bool) -> None:
+        assert self._file is not None
+        tuning = self._objects.tuning
+        ranges = self._layout.block_ranges[blocks]
+        if with_table:
+            ranges = np.concatenate([ranges, [self._layout.checksums_range]])
+        wanted = coalesce(ranges).requests
+        requests = coalesce(wanted, gap=spare_gap(wanted, tuning.gap_nbytes)).requests
+        short = [r for r in requests if r[1] - r[0] <= tuning.stream_nbytes]
         objects = self._objects.until(stop)
-        with Writer(file) as writer:
+        with Writer(self._file) as writer:
             received = objects.get_ranges(self._index, short)
             for (start, _), data in zip(short, received, strict=True):
                 _write_wanted(writer, start, data, wanted)
-            for start, end in (r for r in requests if r[1] - r[0] > _STREAMED):
+            for start, end in (r for r in requests if r[1] - r[0] > tuning.stream_nbytes):
                 for first, last in inside(wanted, start, end):
-                    file.allocate(first, last)
+                    self._file.allocate(first, last)
                 place = start
                 for piece in objects.stream(self._index, start, end):
                     place = _write_wanted(writer, place, piece, wanted)
                     if stop.is_set():
                         return
+        if with_table and not stop.is_set():
+            self._file.mark_table()
 
 
 def _write_wanted(writer: Writer, start: int, data: Buffer, wanted: list[Range]) -> int:

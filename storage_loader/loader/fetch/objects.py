@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from ...errors import FormatError, ObjectNotFoundError, ObjectShortError
 from ...ranges import Range
 from ...schema import Schema
 from ...store import Buffer, Store
+from ..tuning import TUNING, Tuning
 
 T = TypeVar("T")
 Read = tuple[int, Sequence[Range]]  # an object, and ranges of its bytes
@@ -27,17 +29,26 @@ class Objects:
     """
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, schema: Schema, *, verify: bool = True
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        schema: Schema,
+        *,
+        verify: bool = True,
+        tuning: Tuning = TUNING,
     ) -> None:
         """`schema`: the attributes that are read. `verify`: whether blocks are to be verified."""
         self.store = store
         self.snapshot = snapshot
         self.schema = schema
         self.verify = verify
+        self.tuning = tuning
 
     def until(self, stop: threading.Event) -> Objects:
         """The same; see `Store.until`."""
-        return Objects(self.store.until(stop), self.snapshot, self.schema, verify=self.verify)
+        other = copy.copy(self)
+        other.store = self.store.until(stop)
+        return other
 
     def url(self, index: int) -> str:
         """An object's place, for messages."""

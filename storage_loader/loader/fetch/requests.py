@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ranges import Range
+from ..tuning import Tuning
 from .verified import Blocks
 
-GAP = 256 * 2**10  # bytes fetched for nothing rather than split a request ...
-_SPARE = 8  # ... while they are at most this part of what is needed: ranks share a dataset
-LONGEST = 64 * 2**20  # one request: an object of the default size is fetched whole
-_WORK_REQUESTS = 32  # short ones that are one piece of work
+_SPARE = 8  # gaps are at most this part of what is needed: ranks share a dataset
 
 
 def portions(
-    block_ranges: npt.NDArray[np.int64], mask: Blocks, *, most: int
+    block_ranges: npt.NDArray[np.int64], mask: Blocks, *, most: int, tuning: Tuning
 ) -> Iterator[tuple[int, Blocks]]:
     """Blocks cut into pieces of work of about `most` bytes, with the bytes of each.
 
@@ -32,14 +30,14 @@ def portions(
     ranges = block_ranges[places]
     sizes = ranges[:, 1] - ranges[:, 0]
     # Requests lie far from each other; a long one is a piece of work of its own.
-    breaks = np.append(True, ranges[1:, 0] - ranges[:-1, 1] > GAP)
-    breaks[1:] |= np.diff(np.cumsum(sizes) // LONGEST) > 0
+    breaks = np.append(True, ranges[1:, 0] - ranges[:-1, 1] > tuning.gap_nbytes)
+    breaks[1:] |= np.diff(np.cumsum(sizes) // tuning.request_nbytes) > 0
     request = np.cumsum(breaks) - 1
     totals = np.bincount(request, weights=sizes)
     works = np.empty(len(totals), np.int64)
     work, nbytes, count = 0, 0, 0
     for i, total in enumerate(totals.tolist()):
-        if count and (nbytes + total > most or count == _WORK_REQUESTS):
+        if count and (nbytes + total > most or count == tuning.work_requests):
             work, nbytes, count = work + 1, 0, 0
         works[i] = work
         nbytes, count = nbytes + total, count + 1
@@ -58,15 +56,15 @@ def runs(numbers: npt.NDArray[Any]) -> list[Range]:
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, cuts)]
 
 
-def spare_gap(ranges: Sequence[Range]) -> int:
+def spare_gap(ranges: Sequence[Range], widest: int) -> int:
     """The widest gap to bridge between disjoint `ranges`, so that few requests waste few bytes.
 
-    At most 256 KiB, and all gaps up to it together at most 1/8 of the ranges' bytes. Without
+    At most `widest`, and all gaps up to it together at most 1/8 of the ranges' bytes. Without
     the second limit, each of two ranks that take turns of 192 KiB would fetch everything.
     """
     starts, ends = np.sort(np.asarray(ranges, np.int64), axis=0).T
     gaps = starts[1:] - ends[:-1]
-    widths, counts = np.unique(gaps[gaps <= GAP], return_counts=True)
+    widths, counts = np.unique(gaps[gaps <= widest], return_counts=True)
     fits = np.cumsum(widths * counts) <= (ends - starts).sum() // _SPARE
     return int(widths[fits].max(initial=0))
 

@@ -11,13 +11,13 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from ..fetch.work import Preparation, Prepare
+from ..tuning import TUNING
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _LONG = 10.0  # seconds of waiting after which the log says for what
-_WIDE = 32  # threads for works that mostly wait
 _MOST_AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
 
 
@@ -103,6 +103,7 @@ class Pipeline(Generic[T]):
         *,
         nbytes: int,
         threads: int,
+        waiting_threads: int = TUNING.waiting_threads,
         stop: threading.Event | None = None,
     ) -> None:
         """Each of `preparations` is called in the planning thread.
@@ -118,7 +119,7 @@ class Pipeline(Generic[T]):
         self._error: BaseException | None = None  # of planning
         name = "storage_loader-fetch"
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._wide_pool = ThreadPoolExecutor(max(_WIDE, threads), thread_name_prefix=name)
+        self._wide_pool = ThreadPoolExecutor(max(waiting_threads, threads), thread_name_prefix=name)
         self._pools = (self._pool, self._wide_pool)
         self._planner = threading.Thread(target=self._plan, name="storage_loader-plan", daemon=True)
 

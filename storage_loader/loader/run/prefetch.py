@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...schema import Schema
-from ..fetch.engine import WORK_NBYTES, Engine
+from ..fetch.engine import Engine
 from ..fetch.work import Preparation, Prepare
 from ..fill.gather import Ready, gathered
 from ..fill.memory import Memory
@@ -22,10 +22,7 @@ from ..order import Rows
 from ..order.chunks import Chunk, Epoch, chunks
 from .pipeline import Pipeline
 
-_CHUNKS = 16  # that `prefetch` is divided into, where the order has no windows ...
-_CHUNKS_HERE = 4  # ... and where nothing is fetched: longer ones cost less planning
-_IN_FLIGHT_SHARE = 8  # 1/8 of `prefetch` is for what is being fetched
-_WHOLE_SHARE = 1 / 8  # of an object that a window needs, from which it is fetched whole
+_HERE = 4  # times as much is planned together where nothing is fetched: it costs less
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,12 @@ def due_batches(
     Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
-    is_complete = engine.is_complete
-    share = _CHUNKS_HERE if is_complete else _CHUNKS
-    plan = chunks(epoch, most=max(1, prefetch // share // batch_nbytes))
-    in_flight = prefetch // _IN_FLIGHT_SHARE
+    tuning = engine.tuning
+    chunk_nbytes = prefetch // tuning.chunks * (_HERE if engine.is_complete else 1)
+    plan = chunks(epoch, most=max(1, chunk_nbytes // batch_nbytes))
+    in_flight = int(prefetch * tuning.in_flight_share)
     prepared = partial(
-        _prepared, engine, work_nbytes=max(1, min(WORK_NBYTES, in_flight // threads))
+        _prepared, engine, work_nbytes=max(1, min(tuning.work_nbytes, in_flight // threads))
     )
     for chunk in plan:
         preparation = prepared(chunk, stop)
@@ -88,6 +85,7 @@ def due_batches(
         chain([_given(preparation)], later),
         nbytes=prefetch - in_flight,
         threads=threads,
+        waiting_threads=tuning.waiting_threads,
         stop=stop,
     )
     with closing(pipeline.results()) as results:
@@ -105,7 +103,7 @@ def _prepared(
     share = None
     is_alone = epoch.partition.world_size == 1 and 2 * epoch.order.num_rows >= engine.num_rows
     if is_alone and chunk.first:  # nothing comes early before the first batch
-        share = _WHOLE_SHARE if chunk.end else 0.0
+        share = engine.tuning.whole_share if chunk.end else 0.0
     ready = engine.prepare(fetched, stop, work_nbytes=work_nbytes, whole_share=share)
     due = Due(chunk.first, rows, chunk.valid())
     return Preparation(ready.works, lambda: replace(due, ready=ready.finish()))

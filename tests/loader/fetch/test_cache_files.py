@@ -38,6 +38,7 @@ from storage_loader.loader.fetch.cache import Cache
 from storage_loader.loader.fetch.cache_file import CacheBusyError, CacheFile
 from storage_loader.loader.fetch.locks import lock_file
 from storage_loader.loader.fetch.private import open_private
+from storage_loader.loader.tuning import Tuning
 from storage_loader.store import open_store
 from tests.support import ROOT
 from tests.support.caches import (
@@ -136,8 +137,8 @@ def test_what_comes_in_some_seconds_is_fetched_early(
         return seconds * len(first)
 
     clock = SimpleNamespace(perf_counter=now, monotonic=time.monotonic)
-    monkeypatch.setattr("storage_loader.loader.fetch.engine.time", clock)
-    monkeypatch.setattr("storage_loader.loader.fetch.engine._EARLY_SECONDS", 1)
+    monkeypatch.setattr("storage_loader.loader.fetch.early.time", clock)
+    monkeypatch.setattr(DataLoader, "_tuning", Tuning(early_seconds=1))
     loader = DataLoader(
         the_config, batch_size=batch_size, shuffle=True, cache_dir=cache_dir, block=14, window=140
     )
@@ -240,7 +241,7 @@ def test_a_file_that_is_cut_under_a_loader_is_fetched_again(
 ) -> None:
     """Between two epochs; also where another loader has opened the cut file meanwhile."""
     watch(monkeypatch, local=False)
-    monkeypatch.setattr("storage_loader.loader.fetch.engine._LOOK", 0.0, raising=False)
+    monkeypatch.setattr("storage_loader.loader.fetch.open_objects._LOOK", 0.0)
 
     def child() -> None:  # where it may die
         how: dict[str, Any] = {"subset": range(count), "batch_size": 10, "cache_dir": cache_dir}
@@ -316,7 +317,7 @@ def test_bytes_between_two_wanted_ranges_do_not_replace_verified_ones(
             data[middle - start] ^= 4
 
     alter(monkeypatch, wrong)
-    monkeypatch.setattr("storage_loader.loader.fetch.engine._EARLY_SECONDS", 0)  # not whole at once
+    monkeypatch.setattr(DataLoader, "_tuning", Tuning(early_seconds=0))  # not whole at once
     # Its block comes first, then most others, and that row itself last.
     wanted = [*range(112, 118), *range(112), *range(119, 231), 118]
     seen = []
@@ -852,6 +853,6 @@ def test_a_cache_that_is_removed_under_a_loader_is_filled_again(
     assert numbers_in(loader, wide) == list(range(200))
     assert loader._engine.is_complete
     shutil.rmtree(tmp_path / "cache")
-    loader._engine._held.clear()  # as if more objects had been opened than are kept
+    loader._engine._open._open.clear()  # as if more objects had been opened than are kept
     assert numbers_in(loader, wide) == list(range(200))
     assert numbers_in(loader, wide) == list(range(200))

@@ -14,6 +14,7 @@ from storage_loader.loader.order.chunks import Epoch, chunks
 from storage_loader.loader.order.orders import _window
 from storage_loader.loader.order.partition import Partition
 from storage_loader.loader.order.subset import Subset
+from storage_loader.loader.tuning import TUNING
 from tests.support.faulty import WatchedStore, watch
 
 KIB = 2**10
@@ -36,7 +37,7 @@ KIB = 2**10
     ],
 )
 def test_a_gap_is_bridged_where_it_wastes_little(ranges: list[tuple[int, int]], gap: int) -> None:
-    assert spare_gap(ranges) == gap
+    assert spare_gap(ranges, TUNING.gap_nbytes) == gap
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
