@@ -31,8 +31,7 @@ REPEATED = {
     "rows, sharded": 9,
 }
 
-# On one worker, for the processes that both tests are about are run once.
-pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("accelerate")]
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

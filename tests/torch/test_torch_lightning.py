@@ -14,8 +14,7 @@ COUNT = 103
 LIBRARY, MODULE = "pytorch_lightning", "tests.torch.lightning_run"
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 
-# On one worker, for the processes that both tests are about are run once.
-pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("lightning")]
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

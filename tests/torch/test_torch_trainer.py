@@ -21,8 +21,7 @@ REPEATED = {
     "batches, sharded": 8,
 }
 
-# On one worker, for the processes that both tests are about are run once.
-pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("trainer")]
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")
