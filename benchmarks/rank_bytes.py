@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from typing_extensions import Buffer
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
 from storage_loader.layout import BLOCK_NBYTES
 from storage_loader.ranges import Range
-from storage_loader.store import ObjectInfo, Store, open_store
+from storage_loader.store import Store, open_store
 from storage_loader.store.base import WHOLE, Buffers
+from storage_loader.store.forwarding import ForwardingStore
 
 from .data import TILES
 from .runner import Row, Spread
@@ -84,43 +85,26 @@ class Count:
                 self.requests += requests
 
 
-class CountingStore(Store):
+class CountingStore(ForwardingStore):
     """Counts the bytes of objects that it hands out; looks like a store on a network."""
 
-    is_local = False
-
     def __init__(self, inner: Store, count: Count) -> None:
-        self.inner = inner
-        self.url = inner.url
+        super().__init__(inner)
+        self.is_local = False
         self.count = count
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
-        data = self.inner.get(key, limit=limit)
+        data = self._inner.get(key, limit=limit)
         self.count.add(key, data.nbytes)
         return data
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         self.count.add(key, sum(end - start for start, end in ranges), len(ranges))
-        return self.inner.get_ranges(key, ranges)
+        return self._inner.get_ranges(key, ranges)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         self.count.add(key, end - start)
-        return self.inner.stream(key, start, end)
-
-    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        self.inner.put(key, data, create=create)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self.inner.head(key)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        return self.inner.list_folders(prefix)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self.inner.delete(keys)
+        return self._inner.stream(key, start, end)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .fill.fixed import CopyRows
 from .fill.memory import Memory
-from .fill.parts import Array
+from .fill.parts import Array, Parts
 from .order import Rows
 from .order.partition import Partition
 from .peers import Peers
@@ -61,6 +62,8 @@ class Feed:
     """How they are pickled in worker processes: a pickler's `reducer_override`."""
     memory: Callable[[], Memory] | None = None
     """Makes the memory in which a loader gathers its batches; None: numpy's own."""
+    copy_rows: CopyRows = Parts.take_into
+    """Copies large rows to such memory."""
     ring: Callable[[], Ring] | None = None
     """The loader's way to a device, in this process."""
     place: Callable[[Any, Rows], Any] | None = None

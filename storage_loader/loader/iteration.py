@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..process import PerProcess
 from .feed import Ring
+from .fill.gather import Fillers, fillers
 from .fill.memory import Memory
 from .order import Rows
 from .order.chunks import Epoch
@@ -121,6 +122,7 @@ class Reader:
     ) -> Generator[Made, None, None]:
         """Made in this process: in the consumer's thread, or ahead of it in others."""
         view, transforms = self.view, self.view._transform is not None
+        made_by = fillers(view.schema, view._feed.copy_rows)
 
         def make(timed: Timed[Read]) -> Timed[Made]:
             read, ready, gathered = timed
@@ -135,7 +137,9 @@ class Reader:
             moments = Meter(meter.clock)  # of what is read, perhaps ahead of what is given
             reads = (
                 (read, moments.ready, meter.clock())
-                for read in read_batches(view.schema, _stamped(due, moments), self._memory(ring))
+                for read in read_batches(
+                    view.schema, _stamped(due, moments), self._memory(made_by, ring), made_by
+                )
             )
             if transforms:
                 results = Ahead(reads, make, stop).results()
@@ -147,7 +151,7 @@ class Reader:
                 for made, meter.ready, meter.gathered in results:
                     yield made
 
-    def _memory(self, ring: Ring | None) -> Callable[[], Memory | None]:
+    def _memory(self, made_by: Fillers, ring: Ring | None) -> Callable[[], Memory | None]:
         """Gives the memory of the next batch; None: new arrays."""
         if ring is None:
             return lambda: self.memory
@@ -155,9 +159,8 @@ class Reader:
             return lambda: None
         rows = self.settings.num_rows
         extras = 16 * rows  # bytes at most
-        return partial(
-            ring.take, [*(rows * a.row_nbytes for a in self.view.schema), extras, extras]
-        )
+        sizes = [filler.nbytes(rows) for filler in made_by.values()]
+        return partial(ring.take, [*sizes, extras, extras])
 
     def _worked(self, epoch: Epoch, meter: Meter, ring: Ring | None) -> Generator[Made, None, None]:
         """Made in worker processes, for which this one fetches ahead into the cache."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +11,7 @@ from typing_extensions import Buffer
 
 from ..ranges import Range
 from .base import WHOLE, Buffers, Infos, ObjectInfo, Store
+from .forwarding import ForwardingStore
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,12 @@ class Counter:
             self._total += Traffic(requests, nbytes, retries)
 
 
-class CountedStore(Store):
+class CountedStore(ForwardingStore):
     """`inner`, with every request and every byte received added to `counter`."""
 
     def __init__(self, inner: Store, counter: Counter) -> None:
-        self._inner = inner.noting(lambda: counter.add(retries=1))
+        super().__init__(inner.noting(lambda: counter.add(retries=1)))
         self._counter = counter
-        self.url = inner.url
-        self.is_local = inner.is_local
-        self.ends_puts = inner.ends_puts
-
-    @property
-    def origin(self) -> str:
-        return self._inner.origin
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         self._counter.add(requests=1)
@@ -132,25 +125,9 @@ class CountedStore(Store):
         self._counter.add(requests=1)
         return self._inner.now(probe)
 
-    def prepare(self) -> None:
-        self._inner.prepare()
-
-    def absence(self) -> str:
-        return self._inner.absence()
-
     def note_retry(self, key: str) -> None:
         self._counter.add(retries=1)
         self._inner.note_retry(key)
-
-    def until(self, stop: threading.Event) -> CountedStore:
-        other = copy.copy(self)
-        other._inner = self._inner.until(stop)
-        return other
-
-    def noting(self, note: Callable[[], None]) -> CountedStore:
-        other = copy.copy(self)
-        other._inner = self._inner.noting(note)
-        return other
 
     def _received(self, buffers: Buffers) -> Buffers:
         self._counter.add(nbytes=sum(buffer.nbytes for buffer in buffers))

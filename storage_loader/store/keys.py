@@ -14,6 +14,7 @@ from ..credentials import Credentials, Provider
 from ..errors import ConfigError, PermissionDeniedError
 from ..ranges import Range
 from .base import WHOLE, Buffers, ObjectInfo, Store
+from .forwarding import ForwardingStore
 from .s3_place import S3Place
 
 T = TypeVar("T")
@@ -96,25 +97,18 @@ def _renewal(keys: Credentials) -> float:
     return end - min(_MARGIN, max(0.0, left) * _MARGIN_SHARE)
 
 
-class RenewedStore(Store):
+class RenewedStore(ForwardingStore):
     """`inner`, asked once more with new keys where the server refused the ones it had."""
 
     def __init__(self, inner: Store, keys: Keys) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keys = keys
-        self.url = inner.url
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         return self._asked(lambda: self._inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._asked(lambda: self._inner.get_ranges(key, ranges))
-
-    def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        return self._asked(lambda: self._inner.get_many(requests))
-
-    def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
-        return self._asked(lambda: self._inner.find_all(keys, limit=limit))
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         return self._iterated(lambda: self._inner.stream(key, start, end))
@@ -134,6 +128,9 @@ class RenewedStore(Store):
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
         self._asked(lambda: self._inner.delete(wanted))
+
+    def now(self, probe: str) -> datetime:
+        return self._asked(lambda: self._inner.now(probe))
 
     def prepare(self) -> None:
         self._asked(self._inner.prepare)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from ..errors import (
 from ..process import PerProcess
 from ..ranges import Range
 from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
+from .forwarding import ForwardingStore
 from .guarded_http import SLOWEST
 from .s3_place import THREADS, ConflictError
 
@@ -57,7 +59,7 @@ def pause(
     return min(left, longest * (1 + chance) / 2)
 
 
-class RetriedStore(Store):
+class RetriedStore(ForwardingStore):
     """`inner`, asking again for what failed in a way that can pass; see docs/faults.md.
 
     An operation that gets on too slowly is tried for `deadline` seconds, with growing waits in
@@ -68,18 +70,11 @@ class RetriedStore(Store):
     """
 
     def __init__(self, inner: Store, deadline: float) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._deadline = deadline
         self._server = _Server()
         self._stop: threading.Event | None = None
         self._notes: tuple[Callable[[], None], ...] = ()
-        self.url = inner.url
-        self.is_local = inner.is_local
-        self.ends_puts = inner.ends_puts
-
-    @property
-    def origin(self) -> str:
-        return self._inner.origin
 
     def until(self, stop: threading.Event) -> RetriedStore:
         other = copy.copy(self)
@@ -183,11 +178,11 @@ class RetriedStore(Store):
             some = wanted[start : start + _DELETED_AT_ONCE]
             self._asked(partial(self._inner.delete, some))
 
+    def now(self, probe: str) -> datetime:
+        return self._asked(lambda: self._inner.now(probe))
+
     def prepare(self) -> None:
         self._asked(self._inner.prepare)
-
-    def note_retry(self, key: str) -> None:
-        self._inner.note_retry(key)
 
     def _asked(self, call: Callable[[], T]) -> T:
         attempts = _Attempts(self)

@@ -20,7 +20,7 @@ from ..loader.order.partition import LastBatch
 from ..loader.view import Transform
 from . import distributed
 from .device import cuda_device
-from .gather import TensorMemory
+from .gather import TensorMemory, select_rows
 from .ring import Rings
 from .tensors import as_tensors, reduce_tensor
 
@@ -28,6 +28,7 @@ FEED = Feed(
     convert=as_tensors,
     reduce=reduce_tensor,
     memory=TensorMemory,
+    copy_rows=select_rows,
     peers=distributed.peers,
     ranks=distributed.ranks,
     # Lightning and torchdata make iterators that they never ask: those are no epochs.

@@ -24,16 +24,9 @@ class TensorMemory(AlignedMemory):
     def wants(self, nbytes: int) -> bool:
         return False
 
-    def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
-        # In a process that was forked, torch would wait for threads that are not there.
-        if out.nbytes < _WORTH or os.getpid() != _pid:
-            super().fill(parts, rows, places, out)
-        else:
-            select_rows(parts, rows, places, out)
-
 
 def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
-    """See `Memory.fill`.
+    """See `CopyRows`.
 
     `index_select` copies the rows of a 2-D tensor whose rows overlap, one at each place.
     48 KiB rows on 2 cores: 37 GB/s, one thread 23, numpy 22, a loop over rows 19.
@@ -41,8 +34,10 @@ def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
     address, span = parts.span
     nbytes = parts.attribute.row_nbytes
     can_count = span < 2**62 // nbytes
-    # After a call torch's threads spin for milliseconds, on cores that those who fetch need.
-    if not len(rows) or parts.frees_gil or not can_count:
+    # In a process that was forked, torch would wait for threads that are not there. After a call
+    # its threads spin for milliseconds, on cores that those who fetch need.
+    is_worth_it = out.nbytes >= _WORTH and os.getpid() == _pid and not parts.frees_gil
+    if not is_worth_it or not can_count:
         parts.take_into(rows, places, out)
         return
     bits = address | nbytes | int(np.bitwise_or.reduce(places))

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
-from ..loader.fill.parts import Array, Parts
-from ..loader.order import Rows
+from ..loader.fill.parts import Array
 from ..process import PerProcess
 from .device import Cuda, Event
-from .gather import select_rows
 
 SLOTS = 4  # one being filled, the others on their way
 LAG = 4  # batches that were handed over and the device has not come to
@@ -58,10 +56,6 @@ class Slot:
     def wants(self, nbytes: int) -> bool:
         """See `Memory`."""
         return True
-
-    def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
-        """See `Memory`."""
-        select_rows(parts, rows, places, out)
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in this slot: where it is, if it is there already, else copied."""

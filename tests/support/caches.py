@@ -15,6 +15,7 @@ import pytest
 from storage_loader import Attribute, DataConfig, DataLoader
 from storage_loader.store import Store, open_store
 from storage_loader.store.base import WHOLE
+from storage_loader.store.forwarding import ForwardingStore
 from tests.support.faulty import WatchedStore
 from tests.support.rows import ROW, config, numbers_in, save_rows
 
@@ -64,12 +65,12 @@ def pixels_of(the_config: DataConfig) -> tuple[int, int]:
     return column.offset, column.end
 
 
-class Altered(Store):
+class Altered(ForwardingStore):
     """A store around a store that answers with other bytes, as `alter` makes them."""
 
     def __init__(self, inner: Store, alter: Callable[[str, int, bytearray], Any]) -> None:
-        self.inner = inner
-        self.url = inner.url
+        super().__init__(inner)
+        self.is_local = False
         self._alter = alter
 
     def _altered(self, key: str, start: int, data: memoryview) -> memoryview:
@@ -79,28 +80,19 @@ class Altered(Store):
         return memoryview(bytes(changed))
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
-        return self._altered(key, 0, self.inner.get(key, limit=limit))
+        return self._altered(key, 0, self._inner.get(key, limit=limit))
 
     def get_ranges(self, key: str, ranges: Any) -> list[memoryview]:
-        found = self.inner.get_ranges(key, ranges)
+        found = self._inner.get_ranges(key, ranges)
         return [self._altered(key, r[0], data) for r, data in zip(ranges, found, strict=True)]
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Any]:
-        whole = self._altered(key, start, self.inner.get_ranges(key, [(start, end)])[0])
+        whole = self._altered(key, start, self._inner.get_ranges(key, [(start, end)])[0])
         for place in range(0, len(whole), 100_000):
             yield whole[place : place + 100_000]
 
     def put(self, key: str, data: Any, *, create: bool = False) -> None:
         raise AssertionError
-
-    def head(self, key: str) -> Any:
-        return self.inner.head(key)
-
-    def list(self, prefix: str = "") -> Iterator[Any]:
-        return self.inner.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Any:
-        return self.inner.list_folders(prefix)
 
     def delete(self, keys: Any) -> None:
         raise AssertionError

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...ranges import coalesce
 from ...store import Buffer
-from ..fill.gather import Copies
 from ..fill.parts import void_rows
+from ..fill.ready import Copies
 from ..order import Rows
 from .blocks import ObjectRows, needed_blocks
 from .directory import Directories, Directory

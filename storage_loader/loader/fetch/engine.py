@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 
 from ...process import cached_property
-from ..fill.gather import Copies, Ready, gathered
+from ..fill.gather import gathered
 from ..fill.parts import Array, Parts
+from ..fill.ready import Copies, Ready
 from ..order import Rows
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache

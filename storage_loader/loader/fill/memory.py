@@ -7,8 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..order import Rows
-from .parts import Array, Parts
+from .parts import Array
 
 ALIGNMENT = 64  # bytes; from there TensorFlow and JAX take an array's memory without a copy
 
@@ -27,9 +26,6 @@ class Memory(Protocol):
 
     def empty(self, nbytes: int) -> Array:
         """Bytes, shape (nbytes,), of this batch alone and of no attribute given before."""
-
-    def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
-        """Copy large rows, whose `places` are given too, to `out`, which `empty` gave."""
 
 
 class AlignedMemory:
@@ -58,9 +54,6 @@ class AlignedMemory:
         loan = _Loan(room)
         weakref.finalize(loan, _give_back, free, room).atexit = False
         return np.asarray(loan)
-
-    def fill(self, parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
-        parts.take_into(rows, places, out)
 
     def __reduce__(self) -> tuple[type[AlignedMemory], tuple[()]]:
         return type(self), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from ...schema import Schema
 from ..fetch.engine import Engine
 from ..fetch.work import Preparation, Prepare
-from ..fill.gather import Ready, gathered
+from ..fill.gather import Fillers, gathered
 from ..fill.memory import Memory
 from ..fill.parts import Array
+from ..fill.ready import Ready
 from ..order import Rows
 from ..order.chunks import Chunk, Epoch, chunks
 from .pipeline import Pipeline
@@ -72,17 +74,22 @@ def due_batches(
     prepared = partial(
         _prepared, engine, work_nbytes=max(1, min(tuning.work_nbytes, in_flight // threads))
     )
+    planned: deque[Preparation[Due]] = deque()
     for chunk in plan:
-        preparation = prepared(chunk, stop)
-        if preparation.waits:
+        planned.append(prepared(chunk, stop))
+        if planned[-1].waits:
             break
-        # Nothing to overlap with: threads would only take from the gather.
-        yield preparation.now()
+        # Nothing to overlap with: threads would only take from the gather. But the next chunk is
+        # planned before this one is used, so that it is fetched meanwhile; not before the first.
+        if len(planned) > 1 or not chunk.first:
+            yield planned.popleft().now()
     else:
+        while planned:
+            yield planned.popleft().now()
         return
     later: Iterator[Prepare[Due]] = (partial(prepared, chunk) for chunk in plan)
     pipeline = Pipeline(
-        chain([_given(preparation)], later),
+        chain(map(_given, planned), later),
         nbytes=prefetch - in_flight,
         threads=threads,
         waiting_threads=tuning.waiting_threads,
@@ -121,16 +128,21 @@ def unprepared(epoch: Epoch) -> Iterator[Due]:
 
 
 def read_batches(
-    schema: Schema, due: Iterator[Due], new_memory: Callable[[], Memory | None]
+    schema: Schema,
+    due: Iterator[Due],
+    new_memory: Callable[[], Memory | None],
+    made_by: Fillers,
 ) -> Iterator[Read]:
     """The batches as arrays."""
     for chunk in due:
-        yield from _reads(schema, chunk, new_memory)
+        yield from _reads(schema, chunk, new_memory, made_by)
         del chunk  # its rows, before the next one's are waited for
 
 
-def _reads(schema: Schema, chunk: Due, new_memory: Callable[[], Memory | None]) -> Iterator[Read]:
+def _reads(
+    schema: Schema, chunk: Due, new_memory: Callable[[], Memory | None], made_by: Fillers
+) -> Iterator[Read]:
     assert chunk.ready is not None
-    batches = gathered(schema, chunk.ready, chunk.rows, new_memory)
+    batches = gathered(schema, chunk.ready, chunk.rows, new_memory, made_by)
     for i, (arrays, memory) in enumerate(batches):
         yield Read(chunk.first + i, chunk.rows[i], chunk.valid[i], arrays, memory)

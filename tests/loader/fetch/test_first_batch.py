@@ -17,6 +17,7 @@ from tests.support.rows import ROW, config, numbers_in, numbers_of, save_rows
 LARGE = (Attribute("pixels", "float32", (3 * 2**12,)), Attribute(ROW, "int64"))  # 48 KiB rows
 ROWS, OBJECT = 400, 4 * 2**20  # 5 objects, 19 MiB
 BATCH = 4
+BLOCK = 65_536
 MOST = 2 * 2**20  # far more than a batch's blocks, far less than the dataset
 
 
@@ -91,3 +92,30 @@ def test_little_is_fetched(
     watch(monkeypatch, local=False, before=lambda call: gate.pass_by(call.nbytes))
     loader = DataLoader(rows, batch_size=BATCH, shuffle=shuffle, cache_dir=tmp_path / "cache")
     check(loader, gate)
+
+
+def test_the_disk_is_read_while_rows_in_memory_are_used(
+    rows: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk after one that lies in memory is begun before anybody asks for it."""
+    opened = watch(monkeypatch)
+    size = 50
+    begun = threading.Event()
+    here = property(lambda held: held._index < 2)  # two objects are in memory, three are not
+    monkeypatch.setattr(mapped.MappedObject, "is_resident", here)
+    loader = DataLoader(rows, batch_size=size, prefetch=1)
+    last = int(loader.open().starts[2]) // size - 1  # the last batch whose rows are all in memory
+
+    def before(call: Any) -> None:
+        if call.verb == "stream" and call.nbytes > BLOCK:  # not a table
+            begun.set()
+
+    for store in opened:
+        store.before = before
+    batches = iter(loader)
+    for _ in range(last):
+        next(batches)
+    assert not begun.is_set()
+    next(batches)
+    assert begun.wait(20), "nothing is read until it is asked for"
+    batches.close()  # type: ignore[attr-defined]

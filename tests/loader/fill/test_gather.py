@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_loader import Attribute
-from storage_loader.loader.fill.gather import _LARGE_ROW as LARGE_ROW
-from storage_loader.loader.fill.gather import Copies, Ready, gathered
+from storage_loader.loader.fill.fixed import LARGE_ROW
+from storage_loader.loader.fill.gather import gathered
 from storage_loader.loader.fill.memory import AlignedMemory
 from storage_loader.loader.fill.parts import Parts, void_rows
+from storage_loader.loader.fill.ready import Copies, Ready
 from storage_loader.schema import Schema
 from tests.support.rows import ROW, assert_rows, make
 
