@@ -1,8 +1,9 @@
 """How the loader's defaults were chosen: each beside other values, in turn, all else the default.
 
 First epochs of 48 KiB rows from S3 with an empty cache, shuffled, for what concerns fetching;
-random batches by index with 20 ms added to each request, for what is in flight; warm epochs of a
-folder, `shuffle="global"`, for what concerns gathering.
+random batches by index with 20 ms added to each request, for what is in flight; new loaders of a
+folder in memory, for what is verified early; warm epochs of a folder, `shuffle="global"`, for what
+concerns gathering. A field of `Tuning` that makes no difference here is one too many.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver
+import numpy as np
+
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset
+from storage_loader.loader.tuning import TUNING
 
 from .data import TILES, VECTORS, batch, make_rows
 from .load_s3 import BATCH, index_epoch, saved
@@ -23,6 +28,8 @@ from .setting import Benchmark, Bucket, Setting
 
 MIB = 2**20
 KILOBYTE_ROWS = (Attribute("vector", "float32", (256,)), Attribute("number", "int64"))  # 1,032
+
+_TUNING = "storage_loader.loader.view.View._tuning"
 
 Choice = tuple[str, dict[str, Any], dict[str, Any]]  # words, keywords, constants
 
@@ -33,6 +40,12 @@ def _keyword(name: str, values: Sequence[int], unit: int = 1) -> list[Choice]:
     ]
 
 
+def _tuned(field: str, *values: Any) -> list[Choice]:
+    return [
+        (f"{field}={value:,}", {}, {_TUNING: replace(TUNING, **{field: value})}) for value in values
+    ]
+
+
 def _constant(words: str, name: str, values: Sequence[Any]) -> list[Choice]:
     return [(f"{words} {value}", {}, {f"storage_loader.{name}": value}) for value in values]
 
@@ -40,23 +53,30 @@ def _constant(words: str, name: str, values: Sequence[Any]) -> list[Choice]:
 FETCHING = [
     _keyword("threads", (1, 2, 4, 8, 16)),
     _keyword("prefetch", (64, 128, 256, 512), MIB),
-    _constant(
-        "pieces of", "store.obstore_s3.STREAM_CHUNK", (2**16, 2**17, 2**18, 2**19, 2**20, 2**21)
-    ),
-    _constant(
-        "whole objects from a share of", "loader.reader._WHOLE_SHARE", (0.02, 1 / 8, 1 / 2, 2)
-    ),
-    _constant("gap to bridge", "loader.held._GAP", (1, 2**16, 2**18, 2**20)),
+    _constant("pieces of", "store.minio_s3.STREAM_CHUNK", (2**16, 2**18, 2**20)),
+    _tuned("request_nbytes", 8 * MIB, 64 * MIB),
+    _tuned("stream_nbytes", 2**18, MIB, 4 * MIB),
+    _tuned("gap_nbytes", 0, 2**16, 2**18, MIB),
+    _tuned("whole_share", 0.02, 1 / 8, 1 / 2, 2),
+    _tuned("early_seconds", 0, 1, 10),
 ]
 BY_INDEX = [
     _keyword("threads", (1, 8, 32)),
-    _constant("requests of a work", "loader.remote._WORK_REQUESTS", (4, 16, 64)),
-    _constant("gap to bridge", "loader.remote._GAP", (0, 4096, 2**16)),
+    _tuned("work_requests", 4, 16, 64),
+    _tuned("work_nbytes", MIB, 8 * MIB),
+    _tuned("waiting_threads", 8, 32, 64),
+    _tuned("chunks", 4, 16, 64),
+    _tuned("in_flight_share", 1 / 16, 1 / 8, 1 / 2),
+    _constant("gap to bridge", "loader.fetch.direct._GAP", (0, 4096, 2**16)),
 ]
+READ = [_tuned("read_nbytes", 2**18, MIB, 8 * MIB)]
+FRESH = [_tuned("verified_early", 0, 8, 64)]
 GATHERING = [
-    _constant("rows gathered together", "loader.gather._GROUP_ROWS", (4096, 16_384, 32_768, 2**17)),
     _constant(
-        "rows copied by address from bytes", "loader.gather._LARGE_ROW", (1, 512, 1024, 4096)
+        "rows gathered together", "loader.fill.gather._GROUP_ROWS", (4096, 16_384, 32_768, 2**17)
+    ),
+    _constant(
+        "rows copied by address from bytes", "loader.fill.fixed.LARGE_ROW", (1, 512, 1024, 4096)
     ),
 ]
 
@@ -71,6 +91,11 @@ def run(setting: Setting) -> Sequence[Row]:
             far = Bucket(server, bucket.name).config("tiles")
             for choices in BY_INDEX:
                 rows += _compared(setting, "by index, 20 ms", choices, _by_index(setting, far))
+            for choices in READ:
+                rows += _compared(setting, "Dataset[1,000 rows], 20 ms", choices, _read(far))
+    fresh = _fresh(setting)
+    for choices in FRESH:
+        rows += _compared(setting, "first epoch of a fresh loader, folder", choices, fresh)
     for words, attributes, num_rows in (
         ("warm, 72 B rows", VECTORS, setting.pick(4_000_000, 200_000)),
         ("warm, 1 KB rows", KILOBYTE_ROWS, setting.pick(500_000, 20_000)),
@@ -142,6 +167,33 @@ def _by_index(setting: Setting, config: DataConfig) -> Load:
         def work() -> int:
             index_epoch(loader, num_batches)
             return num_batches * BATCH
+
+        return work, nullcontext
+
+    return load
+
+
+def _read(config: DataConfig) -> Load:
+    chosen = np.random.default_rng(0).choice(len(Dataset(config)), 1000, replace=False)
+
+    def load(keywords: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], object]]:
+        dataset = Dataset(config, cache_size=0, **keywords)
+        return lambda: len(dataset[chosen]["number"]), nullcontext
+
+    return load
+
+
+def _fresh(setting: Setting) -> Load:
+    config = DataConfig("fresh", TILES, storage=setting.folder())
+    rows = make_rows(TILES, setting.pick(4096, 256))
+    with DataSaver(config) as saver:
+        saver(batch(rows, 0, len(rows["number"])))
+
+    def load(keywords: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], object]]:
+        def work() -> int:
+            with mock.patch.dict("storage_loader.loader.fetch.verified._known", clear=True):
+                loader = DataLoader(config, batch_size=BATCH, shuffle=True, **keywords)
+                return sum(len(loaded["number"]) for loaded in loader)
 
         return work, nullcontext
 

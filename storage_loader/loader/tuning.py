@@ -1,7 +1,7 @@
 """What the speed of fetching depends on, and no user has to set.
 
-`python -m benchmarks change --before FOLDER` compares two values of a field: FOLDER is another
-checkout, which differs in it. `benchmarks/results/tuning.md` holds what was measured.
+`python -m benchmarks load_defaults` compares values of each field; `change --before FOLDER` two
+checkouts that differ in one.
 """
 
 from __future__ import annotations
