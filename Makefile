@@ -37,12 +37,12 @@ demo: $(STAMP)  ## store a real dataset and train a network from it
 	$(PY) examples/digits.py
 
 test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPOINT names a server
-	$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-bare:  ## run the tests of a bare install, without frameworks: make test-bare BARE_PYTHON=python3.13
 	$(BARE_PYTHON) -m venv .venv-bare
 	.venv-bare/bin/python -m pip install -r requirements/bare.txt --editable .
-	.venv-bare/bin/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	.venv-bare/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(PY) -m ruff check .

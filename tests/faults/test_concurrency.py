@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from storage_loader import DataConfig, DataLoader, DataSaver, Dataset, save
 from storage_loader.catalog import Catalog
 from storage_loader.errors import DatasetNotFoundError
 from tests.support.faulty import Call, watch
+from tests.support.own_process import FRESH
 from tests.support.rows import (
     ATTRIBUTES_1K,
     config,
@@ -27,7 +27,6 @@ from tests.support.rows import (
     stored,
 )
 
-SPAWN = multiprocessing.get_context("spawn")
 SAVERS = 8
 ROWS = 1000  # of each saver
 COMMIT = 200
@@ -63,9 +62,9 @@ def seen_of_each_saver(numbers: list[int]) -> dict[int, list[int]]:
 
 def test_savers_of_many_processes_lose_and_double_nothing(shared: dict[str, str]) -> None:
     the_config = kilobytes(shared)
-    together, looked = SPAWN.Barrier(SAVERS), SPAWN.Event()
+    together, looked = FRESH.Barrier(SAVERS), FRESH.Event()
     processes = [
-        SPAWN.Process(target=save_thousand, args=(the_config, n, together, looked))
+        FRESH.Process(target=save_thousand, args=(the_config, n, together, looked))
         for n in range(SAVERS)
     ]
     for process in processes:
@@ -113,9 +112,9 @@ def test_of_refreshes_by_many_processes_a_reader_always_sees_one_whole(
 ) -> None:
     the_config = config(shared)
     save(the_config, make(range(1000, 1010)))
-    together = SPAWN.Barrier(4)
+    together = FRESH.Barrier(4)
     processes = [
-        SPAWN.Process(target=refresh_again_and_again, args=(the_config, n, together))
+        FRESH.Process(target=refresh_again_and_again, args=(the_config, n, together))
         for n in range(4)
     ]
     for process in processes:
@@ -235,8 +234,8 @@ def assert_killed_leaves_nothing(
     if before:
         save(the_config, make(range(before), ATTRIBUTES_1K))
     as_it_was = list(what_readers_see(the_config))
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=save_until_killed, args=(the_config, kind, nth, refresh, there))
+    here, there = FRESH.Pipe()
+    process = FRESH.Process(target=save_until_killed, args=(the_config, kind, nth, refresh, there))
     process.start()
     try:
         assert here.poll(200)

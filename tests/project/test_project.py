@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.support import ROOT
 from tests.support.s3_server import DEFAULT_PORT, settings
 
+TESTS = ROOT / "tests"
 EXTRAS = {"torch", "tensorflow", "jax", "aws", "plot", "dev"}
 # What the pins have instead of a package: the same for processors alone.
 INSTEAD = {"tensorflow": "tensorflow-cpu"}
@@ -89,3 +90,17 @@ def test_the_readme_names_what_make_s3_prints() -> None:
     named = set(re.findall(r"AWS_(?:ACCESS_KEY_ID|SECRET_ACCESS_KEY)=\$(\w+)", text))
     assert named == {f"STORAGE_LOADER_TEST_S3_{key}" for key in ("ACCESS_KEY", "SECRET_KEY")}
     assert named <= set(printed)
+
+
+def test_no_test_module_imports_another() -> None:
+    other = re.compile(r"^\s*(from|import) tests\.([\w.]+\.)?test_\w+", re.MULTILINE)
+    assert other.search("    from tests.saver.test_saver import WIDE")
+    found = [path for path in TESTS.rglob("*.py") if other.search(path.read_text())]
+    assert found == []
+
+
+def test_each_folder_of_tests_is_a_package_that_the_readme_names() -> None:
+    named = re.findall(r"^\| `([\w/]+)` \|", (TESTS / "README.md").read_text(), re.MULTILINE)
+    folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    assert set(named) == folders - {"."}
+    assert all((TESTS / folder / "__init__.py").is_file() for folder in folders)

@@ -721,8 +721,8 @@ def test_any_name_can_be_collected_around_and_deleted(
 
 
 def test_a_deep_tree_is_collected_around_and_deleted(place: Place) -> None:
-    """Deeper than a path may be long, a process may open files and a stack grow."""
-    name, num = "deep-folder", 3000
+    """Deeper than a path may be long (4 KiB), a process may open files (1024) and a stack grow."""
+    name, num = "deep-folder", 1100
     here = os.open(place.dataset / "metadata", os.O_RDONLY)
     for _ in range(num):
         os.mkdir(name, dir_fd=here)

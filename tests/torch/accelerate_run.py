@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 warnings.filterwarnings("ignore")
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": os.path.join(sys.argv[2], "home")}
 
 import torch.utils.data  # noqa: E402
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches  # noqa: E402

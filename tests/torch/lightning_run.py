@@ -1,6 +1,6 @@
 """A training by PyTorch Lightning, on one or two processes; prints the rows that each saw.
 
-python -m tests.torch.lightning_run FOLDER [checkpoint folder]
+python -m tests.torch.lightning_run FOLDER CHECKPOINTS
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fit(loader: Any, **how: Any) -> Model:
     return model
 
 
-def main(the_config: DataConfig, folder: str | None) -> dict[str, Any]:
+def main(the_config: DataConfig, folder: str) -> dict[str, Any]:
     how: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "block": 4, "window": 30}
     under = torch.utils.data.DataLoader
     loaders = {
@@ -70,16 +70,16 @@ def main(the_config: DataConfig, folder: str | None) -> dict[str, Any]:
         "IterableDataset": under(IterableDataset(the_config, **how), batch_size=None),
         "Dataset": under(Dataset(the_config), batch_size=8, shuffle=True),
     }
-    if "LOCAL_RANK" not in os.environ:
+    is_alone = "LOCAL_RANK" not in os.environ
+    if is_alone:
         loaders["workers"] = under(
             IterableDataset(the_config, **how), batch_size=None, num_workers=2
         )
     seen: dict[str, Any] = {name: fit(loader).epochs for name, loader in loaders.items()}
-    if "LOCAL_RANK" not in os.environ:
+    if is_alone:
         for name, part in (("overfit, subset", slice(0, 16)), ("overfit", None)):
             loader = DataLoader(the_config, subset=part, **how)
             seen[name] = fit(loader, overfit_batches=2).epochs
-    if folder is not None:
         keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
         fit(DataLoader(the_config, **how), enable_checkpointing=True, callbacks=[keep])
         path = os.path.join(folder, "step=5.ckpt")
@@ -88,7 +88,7 @@ def main(the_config: DataConfig, folder: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = main(DataConfig("rows", storage=sys.argv[1]), *sys.argv[2:3] or [None])
+    found = main(DataConfig("rows", storage=sys.argv[1]), sys.argv[2])
     if torch.distributed.is_initialized():  # its threads, left alone, may abort the exit
         torch.distributed.destroy_process_group()
     print(json.dumps(found))

@@ -15,7 +15,7 @@ from tests.support.launched import launch, saved_in_commits
 from tests.support.rows import ROW
 
 COUNT = 103
-MODULE = "tests.torch.accelerate_run"
+LIBRARY, MODULE = "accelerate", "tests.torch.accelerate_run"
 RESUMED = 3
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 
@@ -34,15 +34,22 @@ REPEATED = {
     "rows, sharded": 9,
 }
 
-
-@pytest.fixture
-def saved(folder: dict[str, str]) -> DataConfig:
-    return saved_in_commits(folder, COUNT)
+pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.mark.timeout(500)
-def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
-    [found] = launch(MODULE, saved.storage, str(tmp_path))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return saved_in_commits({"storage": str(tmp_path_factory.mktemp("store"))}, COUNT)
+
+
+@pytest.fixture(scope="module")
+def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """What one process says, and what each of two ranks does."""
+    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
+
+
+def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
+    found, _ = said
     assert found.pop("refused") == [""] * 3  # one rank's rows are all rows
     loader = DataLoader(saved, batch_size=8, **ORDER)
     expected = [[batch[ROW].tolist() for batch in loader] for _ in range(3)]
@@ -67,9 +74,8 @@ def test_launch_on_cpus_starts_one_process(tmp_path: Path) -> None:
     assert done.stdout.split() == ["1"]
 
 
-@pytest.mark.timeout(500)
-def test_two_processes(saved: DataConfig, tmp_path: Path) -> None:
-    first, second = launch(MODULE, saved.storage, str(tmp_path), world_size=2)
+def test_two_processes(said: tuple[Any, list[Any]]) -> None:
+    _, (first, second) = said
     for refused in first.pop("refused") + second.pop("refused"):
         assert "rank=0, world_size=1 and version=Dataset(config).version" in refused
     beside = first.pop("beside") + second.pop("beside")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +11,26 @@ from tests.support.launched import launch
 from tests.support.rows import ROW, config, save_rows
 
 COUNT = 103
-MODULE = "tests.torch.lightning_run"
+LIBRARY, MODULE = "pytorch_lightning", "tests.torch.lightning_run"
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 
+pytestmark = pytest.mark.timeout(500)
 
-@pytest.fixture
-def saved(folder: dict[str, str]) -> DataConfig:
-    the_config = config(folder)
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    the_config = config({"storage": str(tmp_path_factory.mktemp("store"))})
     return save_rows(the_config, COUNT, 40, commits=True)
 
 
-def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
-    [found] = launch(MODULE, saved.storage, str(tmp_path))
+@pytest.fixture(scope="module")
+def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """What one process says, and what each of two ranks does."""
+    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
+
+
+def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
+    found, _ = said
     loader = DataLoader(saved, batch_size=8, **ORDER)
     expected = [[batch[ROW].tolist() for batch in loader] for _ in range(2)]
     assert found["DataLoader"] == found["IterableDataset"] == found["workers"] == expected
@@ -35,8 +42,8 @@ def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
     assert found["resumed"] == [expected[0][5:], expected[1]]  # from its checkpoint of step 5
 
 
-def test_two_processes(saved: DataConfig) -> None:
-    first, second = launch(MODULE, saved.storage, world_size=2)
+def test_two_processes(said: tuple[Any, list[Any]]) -> None:
+    _, (first, second) = said
     for name in ("DataLoader", "IterableDataset", "Dataset"):
         for one, two in zip(first[name], second[name], strict=True):
             assert [len(b) for b in one][:-1] == [len(b) for b in two][:-1] == [8] * 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tests.support.launched import launch, saved_in_commits
 from tests.support.rows import ROW
 
 COUNT = 103
-MODULE = "tests.torch.trainer_run"
+LIBRARY, MODULE = "transformers.trainer", "tests.torch.trainer_run"
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 # Rows that two ranks get twice, where batches of 8 do not come out even.
 REPEATED = {
@@ -22,15 +21,22 @@ REPEATED = {
     "batches, sharded": 8,
 }
 
-
-@pytest.fixture
-def saved(folder: dict[str, str]) -> DataConfig:
-    return saved_in_commits(folder, COUNT)
+pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.mark.timeout(500)
-def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
-    [found] = launch(MODULE, saved.storage, str(tmp_path))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return saved_in_commits({"storage": str(tmp_path_factory.mktemp("store"))}, COUNT)
+
+
+@pytest.fixture(scope="module")
+def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """What one process says, and what each of two ranks does."""
+    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
+
+
+def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
+    found, _ = said
     loader = DataLoader(saved, batch_size=8, **ORDER)
     expected = [batch[ROW].tolist() for _ in range(2) for batch in loader]
     assert found.pop("refused") == ""  # one rank's rows are all rows
@@ -45,9 +51,8 @@ def test_one_process(saved: DataConfig, tmp_path: Path) -> None:
         assert seen["resumed"] == batches[20:], name
 
 
-@pytest.mark.timeout(500)
-def test_two_processes(saved: DataConfig, tmp_path: Path) -> None:
-    first, second = launch(MODULE, saved.storage, str(tmp_path), world_size=2)
+def test_two_processes(said: tuple[Any, list[Any]]) -> None:
+    _, (first, second) = said
     for found in (first, second):
         assert "rank=0, world_size=1 and version=Dataset(config).version" in found.pop("refused")
         assert found.pop("anew") == found["batches, workers"]["batches"][7:11]

@@ -14,7 +14,6 @@ from contextlib import redirect_stdout
 from typing import Any
 
 warnings.filterwarnings("ignore")
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": os.path.join(sys.argv[2], "home")}
 
 import torch  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
