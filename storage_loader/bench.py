@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .catalog import Snapshot
+from .config import DataConfig
 from .errors import ConfigError
 from .loader import DataLoader, Stats
+from .loader.fetch.cache import cache_folder
 
 _SAMPLE_SECONDS = 0.1
 
@@ -75,6 +79,28 @@ def _sample(at: float, last: Stats, now: Stats) -> Sample:
     seconds = max(now.seconds - last.seconds, 1e-9)
     waited = now.wait_seconds - last.wait_seconds
     return Sample(at, (now.rows - last.rows) / seconds, min(1.0, max(0.0, waited / seconds)))
+
+
+@contextmanager
+def cold_cache(cache_dir: str | os.PathLike[str] | None) -> Iterator[str]:
+    """A folder for an empty cache, on the disk of the usual one; it goes in the end."""
+    usual = cache_folder(cache_dir)
+    os.makedirs(usual, mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=usual) as folder:
+        yield folder
+
+
+def forget_pages(config: DataConfig, snapshot: Snapshot) -> None:
+    """Let the system drop what it has in memory of a dataset in a folder, as far as it can."""
+    if not (config.storage.startswith("file://") and hasattr(os, "posix_fadvise")):
+        return
+    folder = Path(config.storage.removeprefix("file://"))
+    for index in range(len(snapshot.objects)):
+        descriptor = os.open(folder / snapshot.key(index), os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def require_plot(path: str | os.PathLike[str]) -> None:

@@ -10,6 +10,7 @@ from .listing import (
     dataset_info,
     delete,
     find_datasets,
+    find_storages,
     list_datasets,
 )
 from .objects import StoredObject, StoredObjects
@@ -41,6 +42,7 @@ __all__ = [
     "delete",
     "drop_commit",
     "find_datasets",
+    "find_storages",
     "list_datasets",
     "live_commits",
     "rows_text",

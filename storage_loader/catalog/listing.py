@@ -24,7 +24,7 @@ from ..keywords import checked_keywords, shown
 from ..store import open_store
 from .catalog import Catalog
 from .snapshot import Version
-from .stored import is_of_the_storage, stored_datasets
+from .stored import is_of_the_storage, prefixes_with_datasets, stored_datasets
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,20 @@ def find_datasets(
         if all(_has(additional, key, value) for key, value in (where or {}).items()):
             configs.append(DataConfig(str(identity["name"]), schema, additional, **settings))
     return configs
+
+
+def find_storages(
+    storage: str | os.PathLike[str] | None = None, *, most: int = 200, **settings: Any
+) -> list[str]:
+    """Storages below this one that hold datasets, for someone who gave a bucket without a prefix.
+
+    Looks at `most` folders at most, those of few levels first.
+    """
+    store = open_store(DataConfig("any", storage=storage, **settings))
+    try:
+        return [f"{store.url}/{prefix}" for prefix in prefixes_with_datasets(store, most=most)]
+    except (BucketNotFoundError, FolderNotFoundError):
+        return []
 
 
 def _has(additional: Mapping[str, JSONScalar], key: str, value: JSONScalar) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
 
 from ..config import DataConfig, is_dataset_name
@@ -23,6 +24,8 @@ from .commits import RowOrder, read_json
 DATASET_LIMIT = 2**24  # bytes of dataset.json
 DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 ORDER_KEY = "order"  # there, where rows are not ordered by commit
+
+_DEEPEST = 4  # folders below a store's own where storages are looked for
 
 _DATASET_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -96,3 +99,20 @@ def parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object
 def row_order(data: bytes) -> RowOrder:
     """How the rows are ordered, by a dataset.json that `parse_dataset` took."""
     return "writer" if ORDER_KEY in json.loads(data) else "commit"
+
+
+def prefixes_with_datasets(store: Store, *, most: int) -> list[str]:
+    """Prefixes below a store's own that hold datasets, by as many as `most` listings of folders."""
+    found: list[str] = []
+    waiting = deque([(name, 0) for name in store.list_folders()])
+    while waiting and most > 0:
+        prefix, depth = waiting.popleft()
+        names = store.list_folders(prefix)
+        most -= 1
+        if any(_DATASET_ID.fullmatch(name) for name in names):
+            parent = prefix.rpartition("/")[0]
+            if parent and parent not in found:
+                found.append(parent)
+        elif depth < _DEEPEST:
+            waiting.extend((f"{prefix}/{name}", depth + 1) for name in names)
+    return found

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import click
 from tqdm import tqdm
 
-from ..bench import Measured, measure, plot, require_plot
+from ..bench import Measured, cold_cache, forget_pages, measure, plot, require_plot
 from ..loader import DataLoader, Stats
 from ..loader.run.stats import size_text
-from .text import echo, table
+from .text import counted, echo, echo_json, json_option, table
 from .which import WHICH, chosen, dataset_arguments, version_option
 
 
@@ -37,6 +39,13 @@ from .which import WHICH, chosen, dataset_arguments, version_option
 @click.option("--cache-size", type=click.IntRange(0), metavar="BYTES", help="0 keeps nothing.")
 @click.option("--index", is_flag=True, help="Read only each batch's rows, never fill the cache.")
 @click.option(
+    "--cold",
+    is_flag=True,
+    help="Begin with an empty cache of its own, which goes afterwards. A dataset in a folder: "
+    "without its pages in memory.",
+)
+@json_option
+@click.option(
     "--plot",
     "png",
     type=click.Path(dir_okay=False),
@@ -44,26 +53,62 @@ from .which import WHICH, chosen, dataset_arguments, version_option
     help="Draw rows/s and waiting over time (needs matplotlib).",
 )
 def bench_command(
-    shuffle: str, epochs: int, seconds: float | None, png: str | None, **settings: Any
+    shuffle: str,
+    epochs: int,
+    seconds: float | None,
+    png: str | None,
+    cold: bool,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Measure how fast a dataset loads here.
 
-    Ctrl-C prints what was measured so far.
+    The last line says where the first epoch's rows came from. Ctrl-C prints what was measured so
+    far.
     """
     if png is not None:
         require_plot(png)
     loaded = chosen(**{name: settings.pop(name) for name in WHICH})
     order: Any = {"false": False, "true": True}.get(shuffle, shuffle)
-    loader = DataLoader(loaded, shuffle=order, **settings)
-    echo(f"{loaded.dataset_name} in {loaded.storage}: {loader.num_rows:,} rows")
-    measured = Measured()
-    try:
-        with tqdm(total=loader.num_rows * epochs, unit=" rows", leave=False, disable=None) as bar:
-            measure(loader, measured, epochs=epochs, seconds=seconds, progress=bar.update)
-    finally:
-        _show(measured.epochs)
-        if png is not None and measured.samples:
-            plot(measured.samples, f"{loaded.dataset_name}, {loaded.storage}", png)
+    with cold_cache(settings["cache_dir"]) if cold else nullcontext(settings["cache_dir"]) as place:
+        loader = DataLoader(loaded, shuffle=order, **{**settings, "cache_dir": place})
+        if cold:
+            forget_pages(loaded, loader.open())
+        if not as_json:
+            rows = counted(loader.num_rows, "row")
+            echo(f"{loaded.dataset_name} in {loaded.storage}: {rows}")
+        measured = Measured()
+        total = loader.num_rows * epochs
+        try:
+            with tqdm(total=total, unit=" rows", leave=False, disable=None) as bar:
+                measure(loader, measured, epochs=epochs, seconds=seconds, progress=bar.update)
+        finally:
+            source = _source(loaded.storage, measured.epochs, cold=cold)
+            if as_json:
+                found = [
+                    {**asdict(s), "rows_per_second": s.rows_per_second} for s in measured.epochs
+                ]
+                described = {"name": loaded.dataset_name, "storage": loaded.storage}
+                echo_json({**described, "rows": loader.num_rows, "source": source, "epochs": found})
+            else:
+                _show(measured.epochs)
+                echo(source)
+            if png is not None and measured.samples:
+                plot(measured.samples, f"{loaded.dataset_name}, {loaded.storage}", png)
+
+
+def _source(storage: str, epochs: Sequence[Stats], *, cold: bool) -> str:
+    """Where the rows of the first epoch came from: else its rate means nothing."""
+    if not epochs or not epochs[0].rows:
+        return "no row was loaded"
+    first = epochs[0]
+    if not storage.startswith("s3://"):
+        pages = "" if storage.startswith("memory://") else ", as far as the system let go its pages"
+        return f"epoch 0 came from {storage}" + (pages if cold else "")
+    if not first.bytes_fetched:
+        return "epoch 0 came from the cache on this machine; --cold begins without it"
+    rest = f", {first.hit_share:.0%} from the cache" if first.bytes_found else ""
+    return f"epoch 0 came from {storage}, {size_text(first.bytes_fetched)} fetched{rest}"
 
 
 def _show(epochs: Sequence[Stats]) -> None:

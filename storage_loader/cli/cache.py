@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 import click
 
@@ -11,7 +13,7 @@ from ..config import DataConfig
 from ..loader import CachedDataset, clear_cache, list_cache
 from ..loader.fetch.cache import cache_folder
 from ..loader.run.stats import size_text
-from .text import echo, table
+from .text import counted, echo, echo_json, json_option, table
 from .which import config_at, dry_run_option, duration, is_file, is_name
 
 _cache_dir_option = click.option(
@@ -29,13 +31,17 @@ def cache_commands() -> None:
 
 @cache_commands.command("ls")
 @_cache_dir_option
-def cache_ls_command(cache_dir: str | None) -> None:
+@json_option
+def cache_ls_command(cache_dir: str | None, as_json: bool) -> None:
     """List the datasets of which the cache holds something.
 
     SIZE is what the files take of the disk, IN USE how many of them a process has open now, LAST
     USED when a loader last opened or filled one.
     """
     found = list_cache(cache_dir)
+    if as_json:
+        echo_json({"cache_dir": str(cache_folder(cache_dir)), "datasets": _for_programs(found)})
+        return
     if not found:
         echo(f"nothing is cached in {cache_folder(cache_dir)}", err=True)
         return
@@ -53,8 +59,13 @@ def cache_ls_command(cache_dir: str | None) -> None:
 )
 @dry_run_option
 @_cache_dir_option
+@json_option
 def cache_clear_command(
-    dataset: str | None, older_than: timedelta | None, dry_run: bool, cache_dir: str | None
+    dataset: str | None,
+    older_than: timedelta | None,
+    dry_run: bool,
+    cache_dir: str | None,
+    as_json: bool,
 ) -> None:
     """Remove files from the cache: all, or those of one dataset.
 
@@ -64,6 +75,10 @@ def cache_clear_command(
     """
     meant = _meant(dataset)
     cleared = clear_cache(meant, older_than=older_than, cache_dir=cache_dir, dry_run=dry_run)
+    if as_json:
+        removed, in_use = _for_programs(cleared.removed), _for_programs(cleared.in_use)
+        echo_json({"dry_run": dry_run, "removed": removed, "in_use": in_use})
+        return
     if dry_run and cleared.removed:
         _show(cleared.removed)
     verb = "would remove" if dry_run else "removed"
@@ -108,8 +123,11 @@ def _show(found: Sequence[CachedDataset]) -> None:
     table(("NAME/ID", "FILES", "SIZE", "IN USE", "LAST USED", "STORAGE"), rows, right=(1, 2, 3))
 
 
+def _for_programs(found: Sequence[CachedDataset]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "last_used": one.last_used.isoformat()} for one in found]
+
+
 def _described(found: Sequence[CachedDataset]) -> str:
     files = sum(one.num_files for one in found)
-    datasets = f"{len(found):,} dataset{'' if len(found) == 1 else 's'}"
     size = size_text(sum(one.nbytes for one in found))
-    return f"{files:,} file{'' if files == 1 else 's'} of {datasets}, {size}"
+    return f"{counted(files, 'file')} of {counted(len(found), 'dataset')}, {size}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from operator import itemgetter
@@ -10,11 +9,19 @@ from typing import Any
 
 import click
 
-from ..catalog import LoggedCommit, UnreadableDataset, commit_log, dataset_info, list_datasets
+from ..catalog import (
+    DatasetInfo,
+    LoggedCommit,
+    UnreadableDataset,
+    commit_log,
+    dataset_info,
+    find_storages,
+    list_datasets,
+)
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.run.stats import size_text
-from .text import cell, echo, echo_error, shown, table
+from .text import cell, counted, echo, echo_error, echo_json, json_option, shown, table
 from .which import agrees, chosen, dataset_arguments, storage_options, version_option, where_option
 
 
@@ -22,13 +29,16 @@ from .which import agrees, chosen, dataset_arguments, storage_options, version_o
 @click.argument("storage", required=False)
 @where_option
 @storage_options
-def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> None:
+@json_option
+def ls_command(storage: str | None, where: Sequence[str], as_json: bool, **settings: Any) -> None:
     """List the datasets of STORAGE (default: where datasets go by default).
 
-    For one that cannot be read its row says so, the reason follows, and the exit code is 1.
+    Where it has none itself, the prefixes below it that have some are named. For a dataset that
+    cannot be read its row says so, the reason follows, and the exit code is 1.
     """
     unreadable: list[UnreadableDataset] = []
     infos = list_datasets(storage, unreadable=unreadable.append, **settings)
+    infos = [info for info in infos if agrees(info.config, where)]
     rows = [
         (
             info.config.dataset_name,
@@ -38,7 +48,6 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
             size_text(info.nbytes),
         )
         for info in infos
-        if agrees(info.config, where)
     ]
     # One whose dataset.json cannot be read may be meant, whatever the conditions are.
     unreadable = [one for one in unreadable if one.config is None or agrees(one.config, where)]
@@ -46,14 +55,43 @@ def ls_command(storage: str | None, where: Sequence[str], **settings: Any) -> No
         additional = f"({one.id})" if one.config is None else _additional(one.config)
         rows.append((one.name, additional, "-", "-", "cannot be read"))
     rows.sort(key=itemgetter(0))
+    if as_json:
+        bad = [
+            {"prefix": one.prefix, "storage": one.place.storage, "error": str(one.error)}
+            for one in unreadable
+        ]
+        echo_json({"datasets": [_described(info) for info in infos], "unreadable": bad})
+    elif rows:
+        table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
     if not rows:
         echo(f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True)
+        if not where:
+            for found in find_storages(storage, **settings):
+                echo(f"  there are some in {found}", err=True)
         return
-    table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
     for one in unreadable:
         echo_error(one.error)
     if unreadable:
         sys.exit(1)
+
+
+def _described(info: DatasetInfo) -> dict[str, Any]:
+    """A dataset for programs."""
+    return {
+        "name": info.config.dataset_name,
+        "storage": info.config.storage,
+        "prefix": info.config.dataset_prefix,
+        "additional": dict(info.config.additional),
+        "rows": info.num_rows,
+        "objects": info.num_objects,
+        "nbytes": info.nbytes,
+        "version": info.version.hash,
+        "commits": info.version.commits,
+        "attributes": [
+            {"name": a.name, "dtype": a.dtype, "shape": a.shape, "row_nbytes": a.row_nbytes}
+            for a in info.config.attributes or ()
+        ],
+    }
 
 
 def _additional(config: DataConfig) -> str:
@@ -63,15 +101,20 @@ def _additional(config: DataConfig) -> str:
 @click.command("info")
 @dataset_arguments
 @version_option
-def info_command(version: str | None, **which: Any) -> None:
+@json_option
+def info_command(version: str | None, as_json: bool, **which: Any) -> None:
     """Describe a dataset."""
     info = dataset_info(chosen(**which), version)
+    if as_json:
+        echo_json(_described(info))
+        return
     echo(f"{info.config.dataset_name} in {info.config.storage}")
     for key, value in info.config.additional.items():
         echo(f"  {key} = {shown(value)}")
     echo(
-        f"{info.num_rows:,} rows in {info.num_objects} objects, {size_text(info.nbytes)}, "
-        f"version {info.version} of {len(info.version.commits)} commits"
+        f"{counted(info.num_rows, 'row')} in {counted(info.num_objects, 'object')}, "
+        f"{size_text(info.nbytes)}, version {info.version} of "
+        f"{counted(len(info.version.commits), 'commit')}"
     )
     rows = [
         (a.name, a.dtype, str(a.shape), size_text(a.row_nbytes))
@@ -84,10 +127,20 @@ def info_command(version: str | None, **which: Any) -> None:
 @dataset_arguments
 @version_option
 @click.option("--rows", "-n", default=5, show_default=True, type=click.IntRange(1, 1000))
-def head_command(version: str | None, rows: int, **which: Any) -> None:
-    """Show the first rows of a dataset."""
+@json_option
+def head_command(version: str | None, rows: int, as_json: bool, **which: Any) -> None:
+    """Show the first rows of a dataset.
+
+    Of an image, or any row of more than eight numbers, it shows shape, range and mean.
+    """
     dataset = Dataset(chosen(**which), version=version)
     batch = dataset[:rows]
+    if as_json:
+        count = min(rows, len(dataset))
+        echo_json(
+            [{name: array[row, ...] for name, array in batch.items()} for row in range(count)]
+        )
+        return
     cells = [
         (str(row), *(cell(array[row]) for array in batch.values()))
         for row in range(min(rows, len(dataset)))
@@ -97,7 +150,7 @@ def head_command(version: str | None, rows: int, **which: Any) -> None:
 
 @click.command("log")
 @dataset_arguments
-@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+@json_option
 def log_command(as_json: bool, **which: Any) -> None:
     """List the commits of a dataset in the order of their ids.
 
@@ -122,8 +175,7 @@ def log_command(as_json: bool, **which: Any) -> None:
             }
             for c in log
         ]
-        for line in json.dumps(entries, indent=2).split("\n"):
-            echo(line)
+        echo_json(entries)
         return
     rows = [
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from tqdm import tqdm
 from ..config import JSONScalar
 from ..errors import StorageLoaderError
 from ..text import printable
+
+_FEW = 8  # numbers of a row that are shown one by one
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -32,9 +35,40 @@ def echo_error(error: StorageLoaderError) -> None:
         echo(line, err=True)
 
 
-def ask(question: str) -> None:
+def ask(question: str, *, err: bool = False) -> None:
     """Go on only if the answer is yes."""
-    click.confirm(printable(question), abort=True)
+    click.confirm(printable(question), abort=True, err=err)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON; what is not finite is null."""
+    for line in json.dumps(_plain(value), indent=2, allow_nan=False).split("\n"):
+        echo(line)
+
+
+def _plain(value: Any) -> Any:
+    """The value in what JSON has: an array is nested lists, a complex number a pair."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "c":
+            value = np.stack([value.real, value.imag], axis=-1)
+        elif value.dtype.kind not in "biuf":  # bfloat16
+            value = value.astype(np.float64)
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 object`, `1,200 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> None:
@@ -50,7 +84,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
 
 
 def cell(value: Any) -> str:
-    """An array or scalar of a row in a line of at most 60 characters."""
+    """An array or scalar of a row in a line of at most 60 characters.
+
+    Of many numbers, as an image has, their shape, range and mean.
+    """
+    if isinstance(value, np.ndarray) and value.ndim and value.size > _FEW:
+        axes = " x ".join(map(str, value.shape))
+        if value.dtype.kind == "c":
+            return f"{axes}, mean {value.mean():.4g}"
+        numbers = value.astype(np.float64) if value.dtype.kind != "b" else value
+        low, high = (f"{one:.4g}" for one in (numbers.min(), numbers.max()))
+        return f"{axes}, {low} to {high}, mean {numbers.mean():.4g}"
     with np.printoptions(threshold=6, edgeitems=2, linewidth=10_000, precision=4):
         text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

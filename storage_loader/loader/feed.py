@@ -79,5 +79,7 @@ class Feed:
     """Which of the readers that take turns on a rank this is, and of how many; None: alone."""
     check: Callable[[Partition, int], None] = _fits
     """Raises `ConfigError` where this rank's batches cannot be placed."""
+    dataset: Callable[..., Any] | None = None
+    """Makes the framework's `Dataset`; None: ours, of numpy arrays."""
     is_lazy: bool = False
     """An iteration begins when its first batch is asked for, not at `iter`."""

@@ -48,8 +48,6 @@ class DataLoader(View):
     several.
     """
 
-    _dataset_type = Dataset  # an adapter may have its own
-
     @checked_keywords
     def __init__(
         self,
@@ -177,7 +175,7 @@ class DataLoader(View):
                 "dataset: this loader reads a subset, of loader.num_rows rows; for rows by their "
                 "numbers make Dataset(config, version=loader.version)"
             )
-        dataset = self._dataset_type(
+        dataset: Dataset = (self._feed.dataset or Dataset)(
             self.config,
             attributes=self._attributes,
             verify=self._verify,

@@ -24,6 +24,11 @@ from .gather import TensorMemory, select_rows
 from .ring import Rings
 from .tensors import as_tensors, reduce_tensor
 
+
+def _dataset(*arguments: Any, **settings: Any) -> Dataset:
+    return Dataset(*arguments, **settings)
+
+
 FEED = Feed(
     convert=as_tensors,
     reduce=reduce_tensor,
@@ -31,6 +36,7 @@ FEED = Feed(
     copy_rows=select_rows,
     peers=distributed.peers,
     ranks=distributed.ranks,
+    dataset=_dataset,
     # Lightning and torchdata make iterators that they never ask: those are no epochs.
     is_lazy=True,
 )
@@ -59,7 +65,6 @@ class DataLoader(loader.DataLoader):
     """
 
     _feed = FEED
-    _dataset_type = Dataset
 
     @checked_keywords
     def __init__(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,8 +101,8 @@ def test_info(filled: str) -> None:
         f"rows in file://{filled}\n"
         "  split = train\n"
         "  version = 1\n"
-        f"1,200 rows in 1 objects, {info.nbytes / 1024:.1f} KiB, version {info.version} of "
-        "1 commits\n"
+        f"1,200 rows in 1 object, {info.nbytes / 1024:.1f} KiB, version {info.version} of "
+        "1 commit\n"
         "ATTRIBUTE  DTYPE    ROW SHAPE  ROW SIZE\n"
         "image      uint8    (3, 5)         15 B\n"
         "row        int64    ()              8 B\n"
@@ -113,6 +115,8 @@ def test_head(folder: dict[str, str]) -> None:
         Attribute("id", "int64"),
         Attribute("pair", "float32", (2,)),
         Attribute("image", "uint8", (30, 30)),
+        Attribute("volume", "bool", (9,)),
+        Attribute("wave", "complex64", (3, 3)),
         Attribute("thin", "bfloat16"),
         Attribute("none", "int8", (0,)),
     ]
@@ -120,17 +124,22 @@ def test_head(folder: dict[str, str]) -> None:
         "id": np.arange(7) * 11,
         "pair": np.linspace(0, 1, 14).reshape(7, 2),
         "image": np.zeros((7, 30, 30), np.uint8),
+        "volume": np.arange(7 * 9).reshape(7, 9) == 9,
+        "wave": np.ones((7, 3, 3)) * (1 + 2j),
         "thin": np.ones(7, np.float32) / 4,
         "none": np.zeros((7, 0), np.int8),
     }
+    batch["image"][1, 3, 3] = 7
     save(DataConfig("head", attributes, **folder), batch)
     lines = run("head", folder["storage"], "head").stdout.splitlines()
-    assert lines[0].split() == ["ROW", "id", "pair", "image", "thin", "none"]
+    assert lines[0].split() == ["ROW", "id", "pair", "image", "volume", "wave", "thin", "none"]
     assert len(lines) == 1 + 5
     assert lines[2].split()[:2] == ["1", "11"]
     assert "[0.1538 0.2308]" in lines[2]
-    assert "..." in lines[2]
+    assert "30 x 30, 0 to 7, mean 0.007778" in lines[2]
     assert "0.25" in lines[2]
+    assert "9, False to True, mean 0.1111" in lines[2] or "9, 0 to 1, mean 0.1111" in lines[2]
+    assert "3 x 3, mean 1+2j" in lines[2]
     assert "[]" in lines[2]
     assert all(len(line) < 200 for line in lines)
     for rows, shown in (("1", 1), ("7", 7), ("8", 7), ("1000", 7)):
@@ -200,7 +209,7 @@ def test_errors_are_one_line(
     done = subprocess.run(module, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
-    assert "rows in 1 objects" in run("info", filled, "rows", "-w", "split=test").stdout
+    assert "rows in 1 object" in run("info", filled, "rows", "-w", "split=test").stdout
 
 
 # A name alone
@@ -240,9 +249,9 @@ def test_name_and_id_alone(
     by_default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = list_datasets(where={"split": "train"})[0].config.dataset_prefix
-    assert "\n1,200 rows in 1 objects" in run("info", prefix).stdout
+    assert "\n1,200 rows in 1 object" in run("info", prefix).stdout
     Path(prefix).mkdir(parents=True)  # as in the storage's folder itself
-    assert "\n1,200 rows in 1 objects" in run("info", prefix).stdout
+    assert "\n1,200 rows in 1 object" in run("info", prefix).stdout
     said = failing(monkeypatch, capsys, "info", f"rows/{'0' * 16}")
     assert said.startswith("error: 'rows' exists 2 times, none of them matches:\n")
     said = failing(monkeypatch, capsys, "info", f"absent/{'0' * 16}")
@@ -261,8 +270,8 @@ def test_a_folder_of_the_name_is_not_looked_at(
         "'mine' was looked for in the default storage ($STORAGE_LOADER_STORAGE); for a dataset in "
         "the folder 'mine' give STORAGE and NAME: mine NAME\n"
     )
-    assert "\n7 rows in 1 objects" in run("info", "mine", "mine").stdout
-    assert "\n7 rows in 1 objects" in run("info", "other", "mine").stdout
+    assert "\n7 rows in 1 object" in run("info", "mine", "mine").stdout
+    assert "\n7 rows in 1 object" in run("info", "other", "mine").stdout
     said = failing(monkeypatch, capsys, "info", "./mine")  # a path is no name
     assert said == (
         "error: ./mine: Is a directory; give a config's file, NAME, or STORAGE and NAME\n"
@@ -274,8 +283,8 @@ def test_a_file_goes_before_a_name(
 ) -> None:
     config({"storage": "elsewhere"}, "mine").save("other")
     save(DataConfig.load("other"), make(range(7)))
-    assert "\n7 rows in 1 objects" in run("info", "other").stdout
-    assert "\n2 rows in 1 objects" in run("info", by_default, "other").stdout
+    assert "\n7 rows in 1 object" in run("info", "other").stdout
+    assert "\n2 rows in 1 object" in run("info", by_default, "other").stdout
     said = failing(monkeypatch, capsys, "info", "other", "--where", "a=b")
     assert said == (
         "error: options that say where a dataset is go with NAME, or STORAGE and NAME, not with a "
@@ -311,7 +320,7 @@ def test_a_name_that_the_default_storage_does_not_hold(
     assert said.startswith(f"error: no dataset 'absent' in {place}; there is no folder ")
     assert "(STORAGE_LOADER_STORAGE is not set)" in said
     save(config({}, "absent"), make(range(5)))
-    assert run("info", "absent").stdout.startswith(f"absent in {place}\n5 rows in 1 objects")
+    assert run("info", "absent").stdout.startswith(f"absent in {place}\n5 rows in 1 object")
     monkeypatch.setenv("STORAGE_LOADER_STORAGE", f"{by_default}-typo")
     said = failing(monkeypatch, capsys, "info", "rows")
     assert said.startswith(f"error: list file://{by_default}-typo: there is no folder ")
@@ -325,7 +334,7 @@ def test_options_of_a_storage_go_with_a_name_alone(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_storage["access_key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_storage["secret_key"])
     reach = ("--endpoint", s3_storage["endpoint"], "--region", s3_storage["region"])
-    assert "\n9 rows in 1 objects" in run("info", "rows", *reach).stdout
+    assert "\n9 rows in 1 object" in run("info", "rows", *reach).stdout
 
 
 # What cannot be read
@@ -379,7 +388,7 @@ def test_others_of_a_name_are_found_beside_one_that_cannot_be_read(
     good = config({"storage": filled}, additional={"split": "train", "version": 1})
     path = broken(bad, what)
     which = [filled, "rows", "--where", "split=train"]
-    assert run("info", *which).stdout.splitlines()[3].startswith("1,200 rows in 1 objects")
+    assert run("info", *which).stdout.splitlines()[3].startswith("1,200 rows in 1 object")
     assert run("info", filled, good.dataset_prefix).stdout == run("info", *which).stdout
     assert run("log", *which).exit_code == run("verify", *which).exit_code == 0
     # Without a condition it is not guessed which one is meant.
@@ -534,7 +543,7 @@ def test_on_s3(s3_storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> N
     there = ["--endpoint", s3_storage["endpoint"], "--region", s3_storage["region"]]
     url = s3_storage["storage"]
     assert "split=train" in run("ls", url, *there).stdout
-    assert "5 rows in 1 objects" in run("info", url, "rows", *there).stdout
+    assert "5 rows in 1 object" in run("info", url, "rows", *there).stdout
     assert len(run("head", url, "rows", *there).stdout.splitlines()) == 6
     assert "removed 5 rows" in run("rm", url, "rows", "--yes", *there).stdout
     with pytest.raises(DatasetNotFoundError):
@@ -579,7 +588,8 @@ def saved_config(folder: dict[str, str], tmp_path: Path) -> str:
 
 def epochs(printed: str) -> list[dict[str, str]]:
     """The lines of the table, by its head."""
-    title, head, *lines = printed.splitlines()
+    title, head, *lines, source = printed.splitlines()
+    assert source.startswith("epoch 0 came from file://")
     assert title.startswith("rows in file://")
     return [
         dict(zip(head.split(), line.replace(" B", "B").split(), strict=False)) for line in lines
@@ -595,7 +605,7 @@ def test_bench(saved_config: str, shuffle: str) -> None:
         ("0", "1,000"),
         ("1", "1,000"),
     ]
-    assert len({len(line) for line in result.stdout.splitlines()[1:]}) == 1
+    assert len({len(line) for line in result.stdout.splitlines()[1:-1]}) == 1
     result = run("bench", saved_config, "--epochs", "3", "--index", "--cache-size", "0")
     assert len(epochs(result.stdout)) == 3
 
@@ -680,6 +690,131 @@ def test_bench_on_s3(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_storage["secret_key"])
     cache = str(tmp_path / "cache")
     result = run("bench", str(tmp_path / "rows.json"), "--cache-dir", cache, "--epochs", "2")
-    lines = [line.split() for line in result.stdout.splitlines()[2:]]
+    *table, source = result.stdout.splitlines()
+    lines = [line.split() for line in table[2:]]
     assert [int(line[-2]) > 0 for line in lines] == [True, False]  # requests, cold and warm
+    assert source.startswith(f"epoch 0 came from {s3_storage['storage']}, ")
+    assert source.endswith(" fetched")
+    words = ["bench", str(tmp_path / "rows.json"), "--cache-dir", cache]
+    assert run(*words).stdout.splitlines()[-1] == (
+        "epoch 0 came from the cache on this machine; --cold begins without it"
+    )
+    [first, second] = json.loads(run(*words, "--cold", "--json").stdout)["epochs"]
+    assert first["bytes_fetched"] > 0 == second["bytes_fetched"]
+    assert [p.name for p in Path(cache).iterdir()] == [f"user-{os.getuid()}"]
     assert s3_storage["secret_key"] not in result.stdout
+
+
+def test_bench_cold_of_a_folder(saved_config: str, folder: dict[str, str]) -> None:
+    source = run("bench", saved_config, "--cold").stdout.splitlines()[-1]
+    assert source == (
+        f"epoch 0 came from file://{folder['storage']}, as far as the system let go its pages"
+    )
+
+
+# Storages below a bucket or folder
+
+
+@pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
+def test_ls_of_what_lies_above_storages(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = dict(request.getfixturevalue("s3_storage" if kind == "s3" else "folder"))
+    for name, variable in (
+        ("access_key", "AWS_ACCESS_KEY_ID"), ("secret_key", "AWS_SECRET_ACCESS_KEY"),
+    ):  # fmt: skip
+        if name in place:
+            monkeypatch.setenv(variable, place.pop(name))
+    options = [word for name in ("endpoint", "region") if name in place
+               for word in (f"--{name}", place[name])]  # fmt: skip
+    above = place.pop("storage")
+    for below in ("team/a", "team/b", "deep/er/still"):
+        save(config({"storage": f"{above}/{below}", **place}), make(range(2)))
+    url = above if kind == "s3" else f"file://{above}"
+    result = run("ls", above, *options)
+    assert (result.exit_code, result.stdout) == (0, "")
+    first, *found = result.stderr.splitlines()
+    assert first == f"no dataset in {url}"
+    assert sorted(found) == [
+        f"  there are some in {url}/{below}" for below in ("deep/er/still", "team/a", "team/b")
+    ]
+    assert "rows" in run("ls", f"{above}/team/a", *options).stdout
+    empty = run("ls", f"{above}/team/a", "--where", "x=1", *options)
+    assert empty.stderr == f"no dataset in {url}/team/a\n"  # it has some, which do not agree
+
+
+# JSON
+
+
+def test_every_command_gives_json(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*words: str) -> Any:
+        result = run(*words, "--json")
+        assert (result.exit_code, result.stderr) == (0, "")
+        return json.loads(result.stdout)
+
+    train = [filled, "rows", "--where", "split=train"]
+    listed = asked("ls", filled)
+    assert [one["rows"] for one in listed["datasets"]] == [2, 3, 1200]
+    assert listed["unreadable"] == []
+    info = asked("info", *train)
+    assert info == listed["datasets"][2]
+    assert (info["name"], info["additional"]) == ("rows", {"split": "train", "version": 1})
+    assert info["attributes"][0] == {
+        "name": "image", "dtype": "uint8", "shape": [3, 5], "row_nbytes": 15
+    }  # fmt: skip
+    rows = asked("head", *train, "-n", "2")
+    expected = make(range(2))
+    assert [row["image"] for row in rows] == expected["image"].tolist()
+    assert [row["row"] for row in rows] == [0, 1]
+    [logged] = asked("log", *train)
+    assert info["commits"] == [logged["id"]]
+    verified = asked("verify", *train)
+    assert (verified["rows"], verified["problems"]) == (1200, [])
+    assert asked("gc", *train) == {"dry_run": False, "garbage": [], "foreign": []}
+    measured = asked("bench", *train, "--epochs", "1")
+    assert [epoch["rows"] for epoch in measured["epochs"]] == [1200]
+    assert measured["source"].startswith("epoch 0 came from file://")
+    cache = str(tmp_path / "cache")
+    assert asked("cache", "ls", "--cache-dir", cache) == {"cache_dir": cache, "datasets": []}
+    assert asked("cache", "clear", "--cache-dir", cache) == {
+        "dry_run": False, "removed": [], "in_use": []
+    }  # fmt: skip
+    assert asked("rm", *train, "--yes", "--commit", logged["id"])["dropped"] == logged["id"]
+    assert asked("rm", *train, "--yes") == {"removed": info["prefix"], "storage": info["storage"]}
+    commands = {name for name, one in cli.commands.items() if name != "cache"}
+    commands |= {f"cache {name}" for name in cli.commands["cache"].commands}  # type: ignore[attr-defined]
+    for name in commands:
+        assert "--json" in run(*name.split(), "--help").stdout, name
+
+
+def test_json_of_what_json_has_no_numbers_for(folder: dict[str, str]) -> None:
+    attributes = [
+        Attribute("x", "float32", (2,)),
+        Attribute("z", "complex64"),
+        Attribute("b", "bfloat16"),
+    ]
+    values = {"x": [[np.nan, 1], [np.inf, 2]], "z": [1 + 2j, 3j], "b": [0.5, 2]}
+    save(DataConfig("odd", attributes, **folder), {n: np.asarray(v) for n, v in values.items()})
+    assert json.loads(run("head", folder["storage"], "odd", "--json").stdout) == [
+        {"x": [None, 1.0], "z": [1.0, 2.0], "b": 0.5},
+        {"x": [None, 2.0], "z": [0.0, 3.0], "b": 2.0},
+    ]
+
+
+def test_json_of_what_cannot_be_read_and_what_is_damaged(filled: str) -> None:
+    found = sorted(Path(filled).glob("rows/*/dataset.json"))
+    found[0].write_bytes(b"{}")
+    result = run("ls", filled, "--json")
+    listed = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert [one["prefix"] for one in listed["unreadable"]] == [f"rows/{found[0].parent.name}"]
+    assert "error: " in result.stderr
+    [damaged] = Path(filled).glob("other/*/objects/*/*.h5")
+    damaged.chmod(0o600)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    result = run("verify", filled, "other", "--json")
+    assert result.exit_code == 1
+    [problem] = json.loads(result.stdout)["problems"]
+    assert problem["key"] == str(damaged.relative_to(damaged.parents[2]))
