@@ -10,6 +10,7 @@ while running (`request.getfixturevalue`) has to be marked by hand.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name.startswith("s3_") for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: else each collection of garbage would look at all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import multiprocessing
 import os
 import resource
 import signal
@@ -34,6 +33,7 @@ from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
 from storage_loader.store.s3_place import S3Place
 from tests.support.answers import OBJECT, Answer, Answers, answering
+from tests.support.own_process import FRESH
 from tests.support.places import CLIENTS
 
 KEY = "key"
@@ -192,7 +192,7 @@ def peak_nbytes() -> int:
 @pytest.mark.parametrize("client", NAMES)
 def test_no_answer_ends_the_process_or_takes_memory_or_time(client: type[Store], part: int) -> None:
     names = NAMES[client][part::PROCESSES]
-    process = multiprocessing.get_context("spawn").Process(target=_ask_all, args=(client, names))
+    process = FRESH.Process(target=_ask_all, args=(client, names))
     process.start()
     try:
         process.join(300)
