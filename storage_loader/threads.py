@@ -43,16 +43,20 @@ class Threads:
                 raise RuntimeError("these threads have ended")
             self._tasks.put((future, lambda: call(*arguments)))
             if not self._idle.acquire(blocking=False) and len(self._started) < self._most:
-                self._started.append(
-                    threading.Thread(
-                        target=_work,
-                        args=(self._tasks, self._idle),
-                        name=f"{self._name}_{len(self._started)}",
-                        daemon=True,
-                    )
-                )
-                self._started[-1].start()
+                self._start()
         return future
+
+    def _start(self) -> None:
+        name = f"{self._name}_{len(self._started)}"
+        thread = threading.Thread(
+            target=_work, args=(self._tasks, self._idle), name=name, daemon=True
+        )
+        try:
+            self._started.append(thread)
+            thread.start()
+        except BaseException:  # Ctrl-C: the next call starts another one
+            self._started.remove(thread)
+            raise
 
     def map(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """The results, in order; all calls are begun now."""
@@ -76,7 +80,8 @@ class Threads:
         self._tasks.put(None)
         until = None if seconds is None else time.monotonic() + seconds
         for thread in self._started:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            if thread.ident is not None:  # Ctrl-C may have come before it was started
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
 def _work(tasks: SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:

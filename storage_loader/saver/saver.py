@@ -522,7 +522,7 @@ def _warn_forgotten(rows: _Rows, dataset_name: str) -> None:
         _log.warning("%s", text)
         if not _logs_to(sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-                sys.stderr.write(f"storage_loader: {text}\n")
+                sys.stderr.write(f"storage_loader: {printable(text)}\n")
 
 
 def _logs_to(stream: object) -> bool:
