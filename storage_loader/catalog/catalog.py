@@ -90,12 +90,6 @@ class Catalog:
         described = self.read_dataset()
         return None if described is None else described[0]
 
-    def read_order(self) -> RowOrder:
-        """How the rows of a dataset that exists are ordered."""
-        described = self.read_dataset()
-        self.required(None if described is None else described[0])
-        return "commit" if described is None else described[1]
-
     def read_dataset(self) -> tuple[Schema, RowOrder] | None:
         """What dataset.json says; None, and `SchemaError`, as from `read_schema`."""
         data = self.store.find(self.schema_key, limit=DATASET_LIMIT)
@@ -123,7 +117,13 @@ class Catalog:
 
     def require_schema(self) -> Schema:
         """The stored schema; `DatasetNotFoundError`, naming what exists, where there is none."""
-        return self.required(self.read_schema())
+        return self.require_dataset()[0]
+
+    def require_dataset(self) -> tuple[Schema, RowOrder]:
+        """What dataset.json says; raises as `require_schema`."""
+        described = self.read_dataset()
+        schema = self.required(None if described is None else described[0])
+        return schema, "commit" if described is None else described[1]
 
     def required(self, schema: Schema | None) -> Schema:
         """See `require_schema`."""
@@ -177,7 +177,7 @@ class Catalog:
             try:
                 self.store.put(self.schema_key, body, create=True)
             except ObjectExistsError:
-                stored = self.require_schema(), self.read_order()
+                stored = self.require_dataset()
         if stored is None:
             return order
         self._check(schema, stored[0])

@@ -46,7 +46,7 @@ def commit_log(config: DataConfig) -> list[LoggedCommit]:
     schema, stored = catalog.read_everything()
     if schema is None:
         catalog.require_schema()
-    order = catalog.read_order()
+    _, order = catalog.require_dataset()
     commits = {i: one.commit for i, one in stored.items()}
     live = set(live_commits(commits))
     log = []
