@@ -28,6 +28,7 @@ from .loader import (
     list_cache,
     split,
 )
+from .ragged import Pad, Ragged
 from .saver import DataSaver, save
 from .schema import Attribute
 
@@ -45,7 +46,9 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "LoggedCommit",
+    "Pad",
     "Problem",
+    "Ragged",
     "Stats",
     "StorageLoaderError",
     "UnreadableDataset",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..config import canonical_json
 from ..errors import FormatError
 from ..keywords import shown
-from ..layout import ObjectLayout
+from ..layout import ObjectLayout, Outline
 from ..schema import Schema
 from ..store import xxh3
 from .objects import StoredObject, StoredObjects
@@ -93,8 +93,9 @@ class Commit:
                     "rows": [o.rows for o in self.objects],
                     "nbytes": [o.nbytes for o in self.objects],
                     "checksum": [f"{o.checksum:016x}" for o in self.objects],
-                    "blocks_checksum": [f"{o.blocks_checksum:016x}" for o in self.objects],
+                    "directory_checksum": [f"{o.directory_checksum:016x}" for o in self.objects],
                     "layout": indices,
+                    **_directories(self.objects),
                 },
                 "info": dict(self.info),
             }
@@ -209,11 +210,27 @@ def in_row_order(ids: Sequence[CommitId], order: RowOrder) -> list[CommitId]:
     return sorted(ids, key=lambda i: (i.writer, i.number)) if order == "writer" else [*ids]
 
 
-def _layout_json(layout: ObjectLayout) -> bytes:
+def _layout_json(layout: ObjectLayout | Outline) -> bytes:
+    """What the commit says of it; nothing that differs from object to object."""
+    if isinstance(layout, Outline):
+        return canonical_json({"blocks": dict(layout.blocks)})
+    blocks = {name: c.block_items for name, c in layout.columns.items()}
+    if layout.has_places:
+        return canonical_json({"blocks": blocks})
+    offsets = {name: c.offset for name, c in layout.columns.items()}
     return canonical_json(
-        {
-            "offsets": {name: c.offset for name, c in layout.columns.items()},
-            "block_rows": {name: c.block_rows for name, c in layout.columns.items()},
-            "checksums": layout.checksums_offset,
-        }
+        {"blocks": blocks, "offsets": offsets, "directory": layout.directory_offset}
     )
+
+
+def _directories(objects: Sequence[StoredObject]) -> dict[str, list[int]]:
+    """Columns of what differs from object to object."""
+    own = [o for o in objects if isinstance(o.layout, Outline) or o.layout.has_places]
+    if not own:
+        return {}
+    ranges = [o.layout.directory_range for o in own]
+    return {
+        "directory": [start for start, _ in ranges],
+        "directory_nbytes": [end - start for start, end in ranges],
+        "decoded": [o.decoded for o in own],
+    }

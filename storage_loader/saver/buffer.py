@@ -44,7 +44,7 @@ class ObjectBuffer:
         self.rows = end
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:
-        """The finished object's bytes, its layout, and the checksum of its checksum table.
+        """The finished object's bytes, its layout, and the checksum of its directory.
 
         The bytes are valid until the next `append`.
         """
@@ -54,7 +54,7 @@ class ObjectBuffer:
             self._close_gaps(layout)
         for offset, piece in made.pieces:
             self._bytes[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
-        start, end = layout.checksums_range
+        start, end = layout.directory_range
         view = memoryview(self._bytes)  # type: ignore[arg-type]
         checksums = [
             xxh3(view[first:last])

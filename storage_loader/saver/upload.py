@@ -94,8 +94,9 @@ class Uploads:
 
     def _upload(self, key: str, buffer: ObjectBuffer) -> StoredObject | None:
         try:
-            data, layout, blocks_checksum = buffer.seal()
-            stored = StoredObject(key, xxh3(data), blocks_checksum, layout)
+            data, layout, directory_checksum = buffer.seal()
+            decoded = layout.rows * self._schema.row_nbytes
+            stored = StoredObject(key, xxh3(data), directory_checksum, layout, decoded)
             with self._puts:
                 if self.failure is not None:
                     return None
