@@ -137,9 +137,7 @@ class ObjectLayout:
     ) -> ObjectLayout:
         """From figures by region: byte offsets, items per block, and how many values there are."""
         columns = {
-            r.name: Column(
-                offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name]
-            )
+            r.name: Column(offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name])
             for r in schema.regions
         }
         return cls(rows, nbytes, columns, directory_offset, schema.is_variable)
@@ -237,7 +235,9 @@ class Outline:
             raise FormatError(f"object directory: {max(figures)} is larger than any object")
         offsets, items, nbytes = figures[::3], figures[1::3], figures[2::3]
         for region, count, size in zip(regions, items, nbytes, strict=True):
-            if size != count * region.item_nbytes or (region.role != "values" and count != self.rows):
+            if size != count * region.item_nbytes or (
+                region.role != "values" and count != self.rows
+            ):
                 raise FormatError(
                     f"object directory: {region.name!r} has {count} items in {size} bytes, in an "
                     f"object of {self.rows} rows"
