@@ -39,7 +39,8 @@ def cast(values: Array, attribute: Attribute, row_of: RowOf = int) -> Array:
         _check_no_nan(values, attribute, row_of)
         raise CastError(
             f"attribute {attribute.name!r}: row {row_of(0)} holds {values.flat[0]!s} "
-            f"({values.dtype.name}), but the dataset stores {attribute.dtype}; convert it yourself if that is meant"
+            f"({values.dtype.name}), but the dataset stores {attribute.dtype}; convert it yourself "
+            "if that is meant"
         )
     if source == _INTEGER:
         lossy = _outside_range(values, target) if aim == _INTEGER else _inexact(values, target)

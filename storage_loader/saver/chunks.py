@@ -105,8 +105,8 @@ class Sizes:
             parts = {n: int(a.lengths[row]) * a.values[:1].nbytes for n, a in _ragged(arrays)}
             attribute, most = max(parts.items(), key=itemgetter(1))
             raise SchemaError(
-                f"row {row} of the batch needs an object of {nbytes[row]} bytes, {most} of them for "
-                f"attribute {attribute!r}, but max_object_size is {self._max_nbytes}; set "
+                f"row {row} of the batch needs an object of {nbytes[row]} bytes, {most} of them "
+                f"for attribute {attribute!r}, but max_object_size is {self._max_nbytes}; set "
                 f"max_object_size to {nbytes[row]} or more, or divide the row"
             )
 
