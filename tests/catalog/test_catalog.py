@@ -479,8 +479,8 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 UPGRADE = "this version of storage_loader reads format 1: upgrade it"
-COLUMNS = "'objects' does not hold the columns key, rows, nbytes, checksum, blocks_checksum, layout"
-LAYOUT_KEYS = "a layout holds offsets, block_rows and checksums"
+COLUMNS = "'objects' does not hold the columns key, rows, nbytes, checksum, directory_checksum, layout"
+LAYOUT_KEYS = "a layout holds offsets, block_items and checksums"
 OUTSIDE = "overlaps another part, lies outside or is not on a 64-byte boundary"
 
 MALFORMED: list[tuple[Callable[[Any], None], str]] = [
@@ -522,10 +522,10 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("layouts", 0, "offsets", "row", 0), OUTSIDE),
     (put("layouts", 0, "offsets", "row", 1000), OUTSIDE),
     (
-        put("layouts", 0, "block_rows", "row", 0),
-        "block_rows of 'row' is 0, not a whole number from 1",
+        put("layouts", 0, "block_items", "row", 0),
+        "block_items of 'row' is 0, not a whole number from 1",
     ),
-    (put("layouts", 0, "block_rows", "row", None), "block_rows of 'row' is None, not a whole"),
+    (put("layouts", 0, "block_items", "row", None), "block_items of 'row' is None, not a whole"),
     (put("layouts", 0, "checksums", -1), "checksums is -1, not a whole number from 0 up"),
     (put("layouts", 0, "checksums", 2**40), OUTSIDE),
     (put("layouts", 0, "checksums", 0), OUTSIDE),
@@ -562,7 +562,7 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("objects", "checksum", 0, "0"), "checksum '0' of objects/w/a-0.h5 is not 16 hex digits"),
     (put("objects", "checksum", 0, "G" * 16), "of objects/w/a-0.h5 is not 16 hex digits"),
     (put("objects", "checksum", 0, 5), "checksum 5 of objects/w/a-0.h5 is not 16 hex digits"),
-    (put("objects", "blocks_checksum", 1, None), "checksum None of objects/w/a-1.h5 is not 16"),
+    (put("objects", "directory_checksum", 1, None), "checksum None of objects/w/a-1.h5 is not 16"),
     (put("objects", "layout", 0, 2), "there is no layout 2"),
     (put("objects", "layout", 0, -1), "layout of objects/w/a-0.h5 is -1, not a whole number"),
     (put("objects", "layout", 0, None), "layout of objects/w/a-0.h5 is None, not a whole number"),

@@ -92,7 +92,7 @@ def plain_h5py(config: DataConfig) -> Batches:
 
 def _h5py_values(dataset: h5py.Dataset, attribute: Attribute) -> np.ndarray:
     rows = dataset.shape[0]
-    assert dataset.shape == (rows, attribute.num_values)
+    assert dataset.shape == (rows, *attribute.shape)
     assert dataset.chunks is None
     assert dataset.compression is None
     kind = dataset.id.get_type()
