@@ -19,7 +19,6 @@ from storage_loader.errors import SchemaError, UnknownNameError
 from storage_loader.schema import DTYPES, Schema
 from tests.support.batches import STORABLE
 
-
 names = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.\- ]{0,20}[A-Za-z0-9_.\-])?", fullmatch=True)
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 attributes = st.builds(Attribute, names, st.sampled_from(sorted(DTYPES)), shapes)
@@ -100,7 +99,8 @@ def test_bytes_text_and_json(dtype: object, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "item"), [((None,), ()), (iter([None]), ()), ([None, 4], (4,)), ((None, 2, 3), (2, 3))]
+    ("shape", "item"),
+    [((None,), ()), (iter([None]), ()), ([None, 4], (4,)), ((None, 2, 3), (2, 3))],
 )
 def test_rows_that_differ_in_length(shape: object, item: tuple[int, ...]) -> None:
     attribute = Attribute("x", "float32", shape)

@@ -479,7 +479,9 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 UPGRADE = "this version of storage_loader reads format 1: upgrade it"
-COLUMNS = "'objects' does not hold the columns key, rows, nbytes, checksum, directory_checksum, layout"
+COLUMNS = (
+    "'objects' does not hold the columns key, rows, nbytes, checksum, directory_checksum, layout"
+)
 LAYOUT_KEYS = "a layout holds offsets, block_items and checksums"
 OUTSIDE = "overlaps another part, lies outside or is not on a 64-byte boundary"
 

@@ -59,7 +59,9 @@ def shifted(number: int) -> StoredObject:
     """An object of a layout that no other number has."""
     layout = template(SCHEMA, 5).layout
     other = ObjectLayout(5, layout.nbytes + number, layout.columns, layout.directory_offset)
-    return StoredObject(f"objects/w/a-{number:06d}.h5", number, number, other, 5 * SCHEMA.row_nbytes)
+    return StoredObject(
+        f"objects/w/a-{number:06d}.h5", number, number, other, 5 * SCHEMA.row_nbytes
+    )
 
 
 def columns(objects: Sequence[StoredObject]) -> StoredObjects:

@@ -101,8 +101,8 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     snapshot = Dataset(place).open()
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
-        f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object differ "
-        "from their checksum; the object was altered or damaged after it was saved; they are rows "
+        f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object "
+        "differ from their checksum; the object was altered or damaged after it was saved; they are rows "
         f"{start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
         f"commit {snapshot.version.commits[0]}; {REMEDY}"
     )

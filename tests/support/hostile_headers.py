@@ -177,7 +177,9 @@ def try_objects(name: str, bodies: Sequence[bytes]) -> None:
     for number, body in enumerate(bodies):
         key = f"objects/w/a-{number:06d}.h5"
         store.put(f"{config.dataset_prefix}/{key}", body)
-        objects.append(StoredObject(key, xxh3(body), table, base.layout, ROWS * base.schema.row_nbytes))
+        objects.append(
+            StoredObject(key, xxh3(body), table, base.layout, ROWS * base.schema.row_nbytes)
+        )
     catalog.publish(base.schema, objects, writer="w", number=0)
     expected = {
         o.key

@@ -47,7 +47,11 @@ def _values(attribute: Attribute, rows: np.ndarray) -> np.ndarray:
     salt = np.uint64(int.from_bytes(attribute.name.encode()[:8], "little"))
     shape = (len(rows), *attribute.shape)
     if attribute.dtype == "bool":
-        return (_mixed(rows, int(np.prod(attribute.shape, dtype=np.int64)), salt) & np.uint64(1)).astype(bool).reshape(shape)
+        return (
+            (_mixed(rows, int(np.prod(attribute.shape, dtype=np.int64)), salt) & np.uint64(1))
+            .astype(bool)
+            .reshape(shape)
+        )
     words = -(-attribute.row_nbytes // 8)
     octets = _mixed(rows, words, salt).view(np.uint8)[:, : attribute.row_nbytes]
     return np.ascontiguousarray(octets).view(attribute.numpy_dtype).reshape(shape)
