@@ -137,9 +137,7 @@ class ObjectLayout:
     ) -> ObjectLayout:
         """From figures by region: byte offsets, items per block, and how many values there are."""
         columns = {
-            r.name: Column(
-                offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name]
-            )
+            r.name: Column(offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name])
             for r in schema.regions
         }
         return cls(rows, nbytes, columns, directory_offset, schema.is_variable)
@@ -216,6 +214,12 @@ class Outline:
     directory_range: Range
     blocks: Mapping[str, int]  # by region, items per block
 
+    @property
+    def num_checksums(self) -> int:
+        """Blocks of all columns."""
+        start, end = self.directory_range
+        return (end - start) // WORD_NBYTES - num_place_words(len(self.blocks))
+
     def layout(self, schema: Schema, directory: memoryview) -> ObjectLayout:
         """What the directory says; raises `FormatError` where that cannot be.
 
@@ -237,7 +241,9 @@ class Outline:
             raise FormatError(f"object directory: {max(figures)} is larger than any object")
         offsets, items, nbytes = figures[::3], figures[1::3], figures[2::3]
         for region, count, size in zip(regions, items, nbytes, strict=True):
-            if size != count * region.item_nbytes or (region.role != "values" and count != self.rows):
+            if size != count * region.item_nbytes or (
+                region.role != "values" and count != self.rows
+            ):
                 raise FormatError(
                     f"object directory: {region.name!r} has {count} items in {size} bytes, in an "
                     f"object of {self.rows} rows"

@@ -1,10 +1,11 @@
-"""Rows that differ in length: `Ragged` holds those of a batch, `Pad` says how to make them equal."""
+"""Rows that differ in length: `Ragged` holds some, `Pad` says how to make them equal."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -66,8 +67,7 @@ class Ragged(Sequence[Array]):
         return one
 
     def __iter__(self) -> Iterator[Array]:
-        places = self.offsets.tolist()
-        return (self.values[a:b] for a, b in zip(places[:-1], places[1:], strict=True))
+        return (self.values[a:b] for a, b in pairwise(self.offsets.tolist()))
 
     def pad(self, value: Any = 0, **how: Any) -> Array:
         """The rows in one array, shape (rows, most items, *shape of an item).

@@ -108,7 +108,8 @@ class StoredObjects(Sequence[StoredObject]):
         records["checksum"] = checksums
         records["directory_checksum"] = directory_checksums
         if directories is not None:
-            for name, column in zip(_VARIABLE.names[-3:], directories, strict=True):
+            names = ("directory", "directory_nbytes", "decoded")
+            for name, column in zip(names, directories, strict=True):
                 records[name] = column
         return cls(schema, tuple(stems), layouts, forms, records)
 

@@ -25,7 +25,9 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     if len(header) < LEAST_HEADER * len(schema):  # a template of that many takes seconds
         return [("", elsewhere)]
     values = tuple(layout.columns[r.name].items for r in schema.regions if r.role == "values")
-    made = template(schema, layout.rows, values, tuple(c.block_items for c in layout.columns.values()))
+    made = template(
+        schema, layout.rows, values, tuple(c.block_items for c in layout.columns.values())
+    )
     if _figures(made.layout) != _figures(layout):
         return [("", elsewhere)]
     expected = b"".join(piece for _, piece in made.pieces)
