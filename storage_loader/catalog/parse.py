@@ -174,7 +174,7 @@ def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: 
     names = [region.name for region in schema.regions]
     wanted = set(names)
     for value in values:
-        if not isinstance(value, dict) or value.keys() != wanted:
+        if not isinstance(value, dict) or not wanted <= value.keys():
             raise FormatError(f"{place}: a layout's {what!r} does not name the schema's regions")
     flat = [value[name] for value in values for name in names]
     numbers = _whole(flat, least, place, lambda i: f"{what} of {names[i % len(names)]!r}")
