@@ -214,6 +214,12 @@ class Outline:
     directory_range: Range
     blocks: Mapping[str, int]  # by region, items per block
 
+    @property
+    def num_checksums(self) -> int:
+        """Blocks of all columns."""
+        start, end = self.directory_range
+        return (end - start) // WORD_NBYTES - num_place_words(len(self.blocks))
+
     def layout(self, schema: Schema, directory: memoryview) -> ObjectLayout:
         """What the directory says; raises `FormatError` where that cannot be.
 

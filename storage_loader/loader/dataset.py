@@ -12,9 +12,10 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError
 from ..keywords import checked_keywords, nearest, shown, whole_repr
+from .fetch.engine import one_row
 from .order import Rows
 from .settings import cache_size_of
-from .view import Transform, View, one_row
+from .view import Transform, View
 
 _ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
 
@@ -99,7 +100,7 @@ class Dataset(View):
         return [self._finish(one_row(arrays, i), numbers[i : i + 1]) for i in range(len(numbers))]
 
     def __iter__(self) -> Iterator[Any]:
-        step = max(1, _ITERATED_NBYTES // max(1, self.schema.row_nbytes))
+        step = max(1, _ITERATED_NBYTES // max(1, self._row_nbytes))
         step = min(step, 4096)
         for start in range(0, self.num_rows, step):
             yield from self.rows(range(start, min(start + step, self.num_rows)))

@@ -21,11 +21,14 @@ from .order.state import Start, StartHere, State
 from .order.subset import Subset
 from .run.stats import Stats
 from .run.workers import Pool
+from .fill.ragged import length_name
 from .settings import (
     Settings,
     cache_size_of,
+    check_pad,
     extras_of,
     last_batch_of,
+    pad_of,
     ranks_of,
     shuffle_of,
     whole,
@@ -76,6 +79,7 @@ class DataLoader(View):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
@@ -98,7 +102,9 @@ class DataLoader(View):
         directory. `cache_size`: bytes kept there at most, for all datasets; default what the
         disk has, less a twentieth; 0 keeps nothing. `index`: as `cache_size=0`, never fill the
         cache. `verify=False`: rows are given without a look at their checksums, those that an
-        unclean shutdown left in the cache too.
+        unclean shutdown left in the cache too. `pad`: by attribute whose rows differ in length,
+        what fills the shorter ones, or a `Pad`: a batch then holds a dense array, and the lengths
+        as `<name>_length`, instead of a `Ragged`.
         """
         super().__init__(
             config,
@@ -129,6 +135,7 @@ class DataLoader(View):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
         if self._settings.ranks is not None:
             self._feed = replace(self._feed, peers=nobody)
+        self._pad = pad_of(pad)
         self._pool = Pool()
         self._memory = None if self._feed.memory is None else self._feed.memory()
         self._begun: Iteration | None = None  # the last one
@@ -139,9 +146,16 @@ class DataLoader(View):
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         super()._checked(snapshot)
-        clash = set(self._settings.extras) & set(snapshot.schema.select(self._attributes).names)
+        schema = snapshot.schema.select(self._attributes)
+        check_pad(self._pad, schema)
+        names = set(schema.names)
+        clash = set(self._settings.extras) & names
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
+        added = {length_name(name) for name in self._pad}
+        clash = added & (names | set(self._settings.extras))
+        if clash:
+            raise ConfigError(f"pad adds {sorted(clash)}: attributes of the same name are read")
         return snapshot
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,7 @@ class DataLoader(loader.DataLoader):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`device`: where batches are put ahead of use, "cuda" or "cuda:0" for example; None or
         "cpu": they stay in the host's memory, without a copy. `transform` runs before, on

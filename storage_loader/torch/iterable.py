@@ -106,6 +106,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`batch_size`: None gives rows. The other keywords are those of `DataLoader`, but for
         `device` and `num_workers`, which are torch's. `prefetch` is for each worker.

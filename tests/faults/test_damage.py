@@ -102,8 +102,8 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
         f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object "
-        "differ from their checksum; the object was altered or damaged after it was saved; they are rows "
-        f"{start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
+        "differ from their checksum; the object was altered or damaged after it was saved; they are "
+        f"rows {start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
         f"commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
@@ -120,7 +120,7 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
     with pytest.raises(ChecksumError) as caught:
         read(place)
     assert str(caught.value) == (
-        f"{Catalog(place).store.url}/{key}: the checksum table differs from its own checksum in "
+        f"{Catalog(place).store.url}/{key}: the directory differs from its own checksum in "
         "the commit; the object was altered or damaged after it was saved, and nothing can be "
         f"verified of {needing(place)}; {REMEDY}"
     )
