@@ -43,6 +43,8 @@ def _from_torch(value: Any) -> Array:
 
 def stacked(array: Array, name: str) -> Array:
     """Values that came one by one, e.g. a DataFrame's column of arrays."""
+    if not array.size:
+        return np.zeros(array.shape)
     rows = [as_numpy(value, name) for value in array.flat]
     for row, value in zip(rows, array.flat, strict=True):
         if row.dtype == object:

@@ -93,7 +93,7 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     layout = Dataset(place).open().objects[DAMAGED].layout
     column = layout.columns[name]
     row = column.items - 1
-    key = change(place, flip(column.offset + row * column.row_nbytes))
+    key = change(place, flip(column.offset + row * column.item_nbytes))
     first = row // column.block_items * column.block_items
     with pytest.raises(ChecksumError) as caught:
         read(place)
@@ -101,13 +101,13 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     snapshot = Dataset(place).open()
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
-        f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object differ "
-        "from their checksum; the object was altered or damaged after it was saved; they are rows "
-        f"{start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
+        f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object "
+        "differ from their checksum; the object was altered or damaged after it was saved; they are "
+        f"rows {start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
         f"commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
-    change(place, flip(column.offset + row * column.row_nbytes))
+    change(place, flip(column.offset + row * column.item_nbytes))
     for batch in DataLoader(place, batch_size=COUNT):
         assert numbers_of(batch, WITH_PIXELS) == list(range(COUNT))
 
