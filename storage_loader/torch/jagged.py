@@ -19,7 +19,7 @@ except ImportError:
 def jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """A nested tensor on the same memory: row i is `values[offsets[i] : offsets[i + 1]]`.
 
-    Torch's public function takes 85 us, its last step 30 us; gathering 64 rows of 4 KiB, 100 us.
+    Torch's public function takes 85 us, its last step 30 us; a batch of 64 rows of 4 KiB, 95 us.
     """
     if _is_known():
         assert _last_step is not None
@@ -41,7 +41,7 @@ def _is_known() -> bool:
 def _gives_the_same(step: Callable[..., torch.Tensor]) -> bool:
     values, offsets = torch.arange(6).view(3, 2), torch.tensor([0, 2, 2, 3])
     try:
-        made = step(values, offsets)
+        made: Any = step(values, offsets)
         return (
             made.layout is torch.jagged
             and made.is_nested
