@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch.utils.data
 
 from .. import loader
@@ -19,6 +20,7 @@ from ..loader.order import Shuffle
 from ..loader.order.partition import LastBatch
 from ..loader.view import Transform
 from . import distributed
+from .collate import marked
 from .device import cuda_device
 from .gather import TensorMemory, select_rows
 from .ring import Rings
@@ -46,14 +48,31 @@ class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
     """`storage_loader.Dataset` whose rows are dicts of tensors: a map-style torch dataset.
 
     Works under `torch.utils.data.DataLoader` with workers of any start method; a batch of
-    rows is read at once. Under `torch.distributed` all ranks read rank 0's version.
+    rows is read at once, and collated as `collate` says. Under `torch.distributed` all ranks
+    read rank 0's version.
     """
 
     _feed = FEED
 
+    def __getitem__(self, index: Any) -> Any:
+        given = super().__getitem__(index)
+        return given if _is_batch(index) else marked(given, **self._marks)
+
+    def rows(self, index: Sequence[int]) -> list[Any]:
+        marks = self._marks
+        return [marked(row, **marks) for row in super().rows(index)]
+
     def __getitems__(self, index: Sequence[int]) -> list[Any]:
         """The rows of a batch; torch's DataLoader calls this where it exists."""
         return self.rows(index)
+
+    @property
+    def _marks(self) -> dict[str, Any]:
+        return {"schema": self.schema, "in_order": self._transform is None}
+
+
+def _is_batch(index: Any) -> bool:
+    return isinstance(index, (slice, list)) or np.ndim(index) > 0
 
 
 class DataLoader(loader.DataLoader):
