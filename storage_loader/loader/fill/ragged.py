@@ -228,7 +228,7 @@ class TextRows:
                 ]
             try:
                 return [decode(text) for text in texts]
-            except ValueError:
+            except (ValueError, RecursionError):
                 return [_decoded(name, decode, text) for text in texts]  # says which
 
         return {name: field}
@@ -237,7 +237,7 @@ class TextRows:
 def _decoded(name: str, decode: Callable[[memoryview], Any], text: memoryview) -> Any:
     try:
         return decode(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"attribute {name!r}: a row is not what it should be: {error}") from error
 
 
@@ -254,7 +254,11 @@ def _text(data: memoryview) -> str:
 
 
 def _json(data: memoryview) -> Any:
-    return json.loads(str(data, "utf-8"))
+    return json.loads(str(data, "utf-8"), parse_constant=_no_json)
+
+
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 _DECODERS: dict[str, Callable[[memoryview], Any]] = {
