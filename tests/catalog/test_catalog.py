@@ -414,9 +414,10 @@ def objects(draw: st.DrawFn) -> tuple[StoredObject, ...]:
             f"objects/{draw(st.sampled_from(['a', 'B.1']))}/x-{number}.h5",
             draw(checksum),
             draw(checksum),
-            template(SCHEMA, draw(st.sampled_from([1, 7, 5000]))).layout,
+            template(SCHEMA, rows).layout,
+            rows * SCHEMA.row_nbytes,
         )
-        for number in range(draw(st.integers(0, 5)))
+        for number, rows in enumerate(draw(st.lists(st.sampled_from([1, 7, 5000]), max_size=5)))
     )
 
 

@@ -102,9 +102,9 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
         f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object "
-        "differ from their checksum; the object was altered or damaged after it was saved; they are "
-        f"rows {start + first} to {start + column.items - 1} of dataset {place.dataset_prefix}, "
-        f"commit {snapshot.version.commits[0]}; {REMEDY}"
+        "differ from their checksum; the object was altered or damaged after it was saved; they "
+        f"are rows {start + first} to {start + column.items - 1} of dataset "
+        f"{place.dataset_prefix}, commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
     change(place, flip(column.offset + row * column.item_nbytes))
