@@ -150,10 +150,7 @@ class Placing:
                 "rows that differ in length cannot be split over the devices of a sharding: make "
                 "them equal in transform, or by pad="
             )
-        both = [_canonical(leaf, rows.values), _canonical(leaf, rows.offsets)]
-        # Hardly two batches have as many values: what was learned of one would serve no other.
-        with jax.transfer_guard("allow"):
-            placed: list[Any] = list(map(self._placed_by_jax, both))
+        placed: list[Any] = self._put([_canonical(leaf, a) for a in (rows.values, rows.offsets)])
         return Ragged(*placed)
 
     def _put(self, arrays: list[Array]) -> list[jax.Array]:

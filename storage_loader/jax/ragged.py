@@ -21,7 +21,17 @@ def register() -> None:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a part of a batch is placed as a whole, or stays as it is: a text has no arrays."""
-    if isinstance(node, (list, dict)):
-        return not any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in jax.tree.leaves(node))
-    return isinstance(node, Ragged)
+    """Whether a part of a batch is placed as a whole, or stays as it is: it has no arrays."""
+    if isinstance(node, Ragged) or _is_texts(node):
+        return True
+    if not isinstance(node, (list, dict)):
+        return False
+    leaves = jax.tree.leaves(node, is_leaf=_is_texts)
+    return not any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves)
+
+
+def _is_texts(node: Any) -> bool:
+    return type(node) is list and _TEXTS.issuperset(map(type, node))
+
+
+_TEXTS = {str, bytes}
