@@ -1,4 +1,4 @@
-"""Rows that differ in length: `Ragged` holds some, `Pad` says how to make them equal."""
+"""Rows that differ in length: `Ragged` holds a batch of them, `Pad` says how they get equal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Ragged(Sequence[Array]):
         return one
 
     def __iter__(self) -> Iterator[Array]:
-        return (self.values[a:b] for a, b in pairwise(self.offsets.tolist()))
+        places = self.offsets.tolist()
+        return (self.values[a:b] for a, b in pairwise(places))
 
     def pad(self, value: Any = 0, **how: Any) -> Array:
         """The rows in one array, shape (rows, most items, *shape of an item).

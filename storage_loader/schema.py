@@ -36,6 +36,8 @@ TEXTS = ("bytes", "str", "json")
 
 END = np.dtype(np.int64)  # of a row of no fixed size: how many items there are up to its end
 
+ATTRIBUTE_KEYS = ("name", "dtype", "shape")  # in JSON
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,126}[A-Za-z0-9_.\-]|[A-Za-z0-9_]")
 _MAX_ROW_NBYTES = 2**40  # keeps every product of the layout far below 2**63
 
@@ -265,7 +267,7 @@ class Schema:
         for item in value:
             if not isinstance(item, dict):
                 raise SchemaError(f"an attribute is an object, not {shown(item)}")
-            reject_unknown(item, ("name", "dtype", "shape"), what="attribute key")
+            reject_unknown(item, ATTRIBUTE_KEYS, what="attribute key")
             missing = {"name", "dtype"} - set(item)
             if missing:
                 raise SchemaError(f"an attribute lacks {sorted(missing)}: {shown(item)}")

@@ -121,11 +121,12 @@ class Commit:
         )
 
 
-def read_json(
-    data: bytes, required: Sequence[str], *, place: str, optional: Sequence[str] = ()
-) -> dict[str, Any]:
-    """A JSON object of this format with the `required` keys, `format`, and perhaps `info` and the
-    `optional` ones.
+def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, Any]:
+    """A JSON object of this format with the `required` keys, and perhaps others.
+
+    What stands under keys that are not known means nothing to a reader, unless `requires` names
+    something: without knowing that, a reader would take the rest for what it is not. Raises
+    `FormatError`.
     """
     try:
         # As text: json would take bytes for UTF-16 or UTF-32, too.
@@ -146,10 +147,17 @@ def read_json(
             f"{place}: format {shown(value.get('format'))}; this version of storage_loader reads "
             f"format {FORMAT}: upgrade it"
         )
+    requires = value.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
+        raise FormatError(f"{place}: 'requires' is not a list of names")
+    if requires:
+        raise FormatError(
+            f"{place}: it requires {shown(requires)}, which this version of storage_loader does "
+            "not know: upgrade it"
+        )
     missing = [key for key in required if key not in value]
-    unknown = sorted(set(value) - {*required, *optional, "format", "info"})
-    if missing or unknown:
-        raise FormatError(f"{place}: missing keys {missing}, unknown keys {shown(unknown)}")
+    if missing:
+        raise FormatError(f"{place}: missing keys {missing}")
     return value
 
 

@@ -26,9 +26,8 @@ _RECORD = np.dtype(
         ("directory_checksum", "u8"),
     ]
 )
-_VARIABLE = np.dtype(  # where rows have no fixed size
-    [*_RECORD.descr, ("directory", "u8"), ("directory_nbytes", "u4"), ("decoded", "u8")]
-)
+_DIRECTORY = (("directory", "u8"), ("directory_nbytes", "u4"), ("decoded", "u8"))
+_VARIABLE = np.dtype([*_RECORD.descr, *_DIRECTORY])  # where rows have no fixed size
 _END = ".h5"
 _DIGITS = 6
 _KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns and 64 MiB
@@ -60,9 +59,10 @@ class StoredObjects(Sequence[StoredObject]):
     """Stored objects in order. Immutable, picklable; equals a list or tuple of equal objects.
 
     `layouts` are int64 of shape (layouts, 1 + 2 * regions): the directory's offset, then those of
-    the regions, then their block_items; offsets are 0 where rows have no fixed size. `forms` are the layouts with the sizes of objects that
-    have them, int64 of shape (forms, 3): rows, nbytes, place in the layouts. Together they are no
-    more than what a commit says, however many objects have however many attributes.
+    the regions, then their block_items; offsets are 0 where rows have no fixed size. `forms` are
+    the layouts with the sizes of objects that have them, int64 of shape (forms, 3): rows, nbytes,
+    place in the layouts. Together they are no more than what a commit says, however many objects
+    have however many attributes.
     """
 
     def __init__(
@@ -108,8 +108,7 @@ class StoredObjects(Sequence[StoredObject]):
         records["checksum"] = checksums
         records["directory_checksum"] = directory_checksums
         if directories is not None:
-            names = ("directory", "directory_nbytes", "decoded")
-            for name, column in zip(names, directories, strict=True):
+            for (name, _), column in zip(_DIRECTORY, directories, strict=True):
                 records[name] = column
         return cls(schema, tuple(stems), layouts, forms, records)
 

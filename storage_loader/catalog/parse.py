@@ -40,7 +40,8 @@ Numbers = npt.NDArray[np.int64]
 
 def parse_objects(columns: object, layouts: object, schema: Schema, place: str) -> StoredObjects:
     """A commit's `objects` and `layouts`; raises `FormatError`, naming `place`."""
-    names = _VARIABLE if schema.is_variable else _COLUMNS
+    has_objects = isinstance(columns, dict) and columns.get("key") != []
+    names = _VARIABLE if schema.is_variable and has_objects else _COLUMNS
     if not isinstance(columns, dict) or not set(names) <= set(columns):
         raise FormatError(f"{place}: 'objects' does not hold the columns {', '.join(names)}")
     lengths = {len(parse_list(columns[name], name, place)) for name in names}
@@ -138,7 +139,7 @@ def _directories(
     if not schema.is_variable:
         return None
     starts, sizes, decoded = (
-        _whole(columns[name], 0, place, lambda i, name=name: f"{name} of {keys[i]}")  # type: ignore[misc]
+        _whole(columns.get(name, []), 0, place, lambda i, name=name: f"{name} of {keys[i]}")  # type: ignore[misc]
         for name in _VARIABLE[-3:]
     )
     least = num_place_words(len(schema.regions)) * WORD_NBYTES
@@ -174,7 +175,7 @@ def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: 
     names = [region.name for region in schema.regions]
     wanted = set(names)
     for value in values:
-        if not isinstance(value, dict) or value.keys() != wanted:
+        if not isinstance(value, dict) or not wanted <= value.keys():
             raise FormatError(f"{place}: a layout's {what!r} does not name the schema's regions")
     flat = [value[name] for value in values for name in names]
     numbers = _whole(flat, least, place, lambda i: f"{what} of {names[i % len(names)]!r}")

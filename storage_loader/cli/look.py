@@ -88,7 +88,12 @@ def _described(info: DatasetInfo) -> dict[str, Any]:
         "version": info.version.hash,
         "commits": info.version.commits,
         "attributes": [
-            {"name": a.name, "dtype": a.dtype, "shape": a.shape, "row_nbytes": a.row_nbytes}
+            {
+                "name": a.name,
+                "dtype": a.dtype,
+                "shape": a.shape,
+                "row_nbytes": None if a.is_variable else a.row_nbytes,
+            }
             for a in info.config.attributes or ()
         ],
     }
@@ -117,7 +122,7 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
         f"{counted(len(info.version.commits), 'commit')}"
     )
     rows = [
-        (a.name, a.dtype, str(a.shape), size_text(a.row_nbytes))
+        (a.name, a.dtype, str(a.shape), "varies" if a.is_variable else size_text(a.row_nbytes))
         for a in info.config.attributes or ()
     ]
     table(("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE"), rows, right=(3,))

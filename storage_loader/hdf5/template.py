@@ -137,6 +137,22 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
     return fits
 
 
+@lru_cache(maxsize=64)
+def most_overhead(schema: Schema) -> int:
+    """The most bytes that an object has beside its regions and directory, each rounded up to 64.
+
+    HDF5's headers are as long whatever the numbers of rows and values are; where they lie between
+    the other parts may make some bytes of difference.
+    """
+    values = tuple(ALIGNMENT for region in schema.regions if region.role == "values")
+    layout = template(schema, ALIGNMENT, values).layout
+    parts = [*(c.nbytes for c in layout.columns.values()), layout.num_words * WORD_NBYTES]
+    return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
+
+
+_SPREAD = 2 * ALIGNMENT
+
+
 def _created(file: _Recorder) -> h5py.File:
     """An empty HDF5 file, of the same bytes at any time.
 

@@ -257,23 +257,23 @@ def test_an_earlier_version(folder: dict[str, str]) -> None:
 def test_a_flipped_bit_in_rows(place: DataConfig, name: str, index: int) -> None:
     found = Found(place, index % len(Dataset(place).open().objects))
     column = found.stored.layout.columns[name]
-    row = column.rows - 1
-    found.change(flipped(column.offset + row * column.row_nbytes))
-    start = row // column.block_rows * column.block_rows
+    row = column.items - 1
+    found.change(flipped(column.offset + row * column.item_nbytes))
+    start = row // column.block_items * column.block_items
     assert lines(place) == [
         f"{found.where}, attribute {name!r}, rows {found.first + start} to "
-        f"{found.first + column.rows - 1}: differ from their checksum"
+        f"{found.first + column.items - 1}: differ from their checksum"
     ]
 
 
 def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
     found = Found(place, 1)
     column = found.stored.layout.columns["pixels"]
-    rows = column.block_rows
+    rows = column.block_items
     assert column.num_blocks > 1
     for row in (0, rows):
-        found.change(flipped(column.offset + row * column.row_nbytes))
-    stop = min(2 * rows, column.rows)
+        found.change(flipped(column.offset + row * column.item_nbytes))
+    stop = min(2 * rows, column.items)
     assert lines(place) == [
         f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop - 1}: "
         "differ from their checksum"
@@ -282,10 +282,9 @@ def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
 
 def test_a_flipped_bit_in_the_checksums(place: DataConfig) -> None:
     found = Found(place, 2)
-    found.change(flipped(found.stored.layout.checksums_range[0] + 3))
+    found.change(flipped(found.stored.layout.directory_range[0] + 3))
     assert lines(place) == [
-        f"{found.where}, {found.rows}: the checksum table differs from its own checksum in the "
-        "commit"
+        f"{found.where}, {found.rows}: the directory differs from its own checksum in the commit"
     ]
 
 
@@ -316,7 +315,7 @@ def test_any_flipped_bit_is_found_and_its_rows_named(data: st.DataObject) -> Non
     assert problem.rows is not None
     for name, column in found.stored.layout.columns.items():
         if column.offset <= offset < column.end:
-            row = found.first + (offset - column.offset) // column.row_nbytes
+            row = found.first + (offset - column.offset) // column.item_nbytes
             assert problem.attribute == name
             assert problem.rows[0] <= row < problem.rows[1]
 
@@ -332,10 +331,10 @@ def test_an_object_cut_short(place: DataConfig, kept: float) -> None:
         if column.end > size and column.nbytes:
             lost = [
                 row
-                for row in range(column.rows)
-                if column.offset + (row + 1) * column.row_nbytes > size
+                for row in range(column.items)
+                if column.offset + (row + 1) * column.item_nbytes > size
             ]
-            first, last = found.first + lost[0], found.first + column.rows - 1
+            first, last = found.first + lost[0], found.first + column.items - 1
             rows = f"row {last}" if first == last else f"rows {first} to {last}"
             expected.append(
                 f"{found.where}, attribute {name!r}, {rows}: the object has {size} bytes, its "
@@ -383,8 +382,7 @@ def test_an_object_of_another_dataset_under_the_right_name(storage: dict[str, st
     found.change(lambda body: bytes(foreign.store.get(foreign.key)))
     [line] = lines(the_config)
     assert line == (
-        f"{found.where}, {found.rows}: the checksum table differs from its own checksum in the "
-        "commit"
+        f"{found.where}, {found.rows}: the directory differs from its own checksum in the commit"
     )
     assert lines(other) == []
 
@@ -560,15 +558,14 @@ def test_a_commit_that_says_what_is_not_so(place: DataConfig) -> None:
     def change(value: Any) -> None:
         objects = value["objects"]
         objects["checksum"][0] = "0" * 16
-        objects["blocks_checksum"][1] = "1" * 16
+        objects["directory_checksum"][1] = "1" * 16
 
     rewrite(place, 0, change)
     first, second = Found(place, 0), Found(place, 1)
     assert lines(place) == [
         f"{first.where}, {first.rows}: the HDF5 header differs: all rows are right, the whole "
         "object's checksum is not",
-        f"{second.where}, {second.rows}: the checksum table differs from its own checksum in the "
-        "commit",
+        f"{second.where}, {second.rows}: the directory differs from its own checksum in the commit",
     ]
 
 
@@ -623,7 +620,7 @@ def test_a_damaged_dataset_json(
 def beside(layout: ObjectLayout, body: bytes) -> bytes:
     """The bytes of an object that are neither rows nor checksums."""
     parts = [c for c in ((c.offset, c.end) for c in layout.columns.values()) if c[0] < c[1]]
-    parts += [layout.checksums_range, (layout.nbytes, layout.nbytes)]
+    parts += [layout.directory_range, (layout.nbytes, layout.nbytes)]
     kept, place = [], 0
     for start, end in sorted(parts):
         kept.append(body[place:start])

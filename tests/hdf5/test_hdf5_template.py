@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_loader.errors import FormatError, SchemaError
-from storage_loader.hdf5 import CHECKSUMS, Template, capacity, template
+from storage_loader.hdf5 import DIRECTORY, Template, capacity, template
 from storage_loader.hdf5.header import lookup3, settled
 from storage_loader.hdf5.template import MAX_ROWS
 from storage_loader.layout import ALIGNMENT
@@ -46,23 +46,23 @@ def check(schema: Schema, rows: int, seed: int) -> None:
     layout = made.layout
     parts = [(offset, offset + len(piece)) for offset, piece in made.pieces]
     parts += [(c.offset, c.end) for c in layout.columns.values() if c.nbytes]
-    parts += [layout.checksums_range] if layout.num_checksums else []
+    parts += [layout.directory_range] if layout.num_checksums else []
     parts.sort()
     assert [end for _, end in parts] == [*(start for start, _ in parts[1:]), layout.nbytes]
     assert parts[0][0] == 0
 
     data = filled(made, seed)
     with h5py.File(io.BytesIO(data), "r") as h5:
-        assert set(h5) == {CHECKSUMS, *schema.names}
-        table = h5[CHECKSUMS]
-        assert (table.shape, table.dtype) == ((layout.num_checksums, 1), np.dtype("<u8"))
-        start, end = layout.checksums_range
+        assert set(h5) == {DIRECTORY, *schema.names}
+        table = h5[DIRECTORY]
+        assert (table.shape, table.dtype) == ((layout.num_checksums,), np.dtype("<u8"))
+        start, end = layout.directory_range
         assert table[...].tobytes() == data[start:end]
         for a in schema:
             column = layout.columns[a.name]
             dataset = h5[a.name]
-            assert dataset.shape == (rows, a.num_values)
-            assert (column.rows, column.row_nbytes) == (rows, a.row_nbytes)
+            assert dataset.shape == (rows, *a.shape)
+            assert (column.items, column.item_nbytes) == (rows, a.row_nbytes)
             if not a.row_nbytes:
                 assert column.offset == 0
                 continue
@@ -104,7 +104,7 @@ def test_with_fewer_rows_no_column_lies_later(schema: Schema, rows: int, more: i
     """So that a partly filled buffer can be closed up by moving columns down."""
     small, large = template(schema, rows).layout, template(schema, rows + more).layout
     assert small.nbytes <= large.nbytes
-    assert small.checksums_offset <= large.checksums_offset
+    assert small.directory_offset <= large.directory_offset
     for name in schema.names:
         assert small.columns[name].offset <= large.columns[name].offset
 
@@ -113,7 +113,7 @@ def test_small_columns_lie_beside_the_checksums() -> None:
     schema = Schema.of([("image", "uint8", (3, 224, 224)), ("id", "int64"), ("label", "int16")])
     layout = template(schema, 100).layout
     offsets = {name: column.offset for name, column in layout.columns.items()}
-    assert layout.checksums_offset < offsets["label"] < offsets["id"] < offsets["image"]
+    assert layout.directory_offset < offsets["label"] < offsets["id"] < offsets["image"]
     assert list(layout.columns) == list(schema.names)
 
 
@@ -181,7 +181,7 @@ def test_equal_rows_give_equal_objects() -> None:
     made = template(schema, 33)
     objects = [filled(made, seed) for seed in (1, 2)]
     parts = [(c.offset, c.end) for c in made.layout.columns.values()]
-    for start, end in [*parts, made.layout.checksums_range]:
+    for start, end in [*parts, made.layout.directory_range]:
         for data in objects:
             data[start:end] = bytes(end - start)
     assert objects[0] == objects[1]
@@ -221,7 +221,7 @@ def test_a_header_of_hdf5_2_is_settled(num: int) -> None:
         assert settled(header) == header
         other[start:end] = older
     with h5py.File(io.BytesIO(other), "r") as h5, h5py.File(io.BytesIO(data), "r") as same:
-        for name in (CHECKSUMS, *schema.names):
+        for name in (DIRECTORY, *schema.names):
             assert h5[name].dtype == same[name].dtype
             assert h5[name].id.get_offset() == same[name].id.get_offset()
             assert h5[name][...].tobytes() == same[name][...].tobytes()

@@ -26,7 +26,7 @@ class Ready:
 class Copies:
     """Memory for rows of all attributes, which ascend, each once; filled part by part."""
 
-    def __init__(self, schema: Schema, numbers: Rows, counts: Mapping[str, Rows]) -> None:
+    def __init__(self, schema: Schema, numbers: Rows, counts: Mapping[str, Rows] = {}) -> None:
         """`counts`: by attribute whose rows have no fixed size, the items of each row."""
         self._schema = schema
         self._numbers = numbers

@@ -38,7 +38,7 @@ def main(folder: str) -> None:
     stale = Catalog(config).commit_ids
     with (
         patch("storage_loader.saver.saver.capacity", lambda *args: OBJECT_ROWS),
-        patch("storage_loader.hdf5.template.block_rows", lambda nbytes: 3),
+        patch("storage_loader.hdf5.template.block_items", lambda nbytes: 3),
         patch("storage_loader.saver.saver.secrets.token_hex", lambda n: next(names)[-2 * n :]),
     ):
         save(config, make(range(4), ATTRIBUTES))
