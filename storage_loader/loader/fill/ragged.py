@@ -191,10 +191,11 @@ class PaddedRows:
                 out[place : place + size] = source[start : start + size]
             return made
 
-        def lengths(i: int, memory: Memory | None) -> Array:
-            return kept[i].copy()
+        def length(i: int, memory: Memory | None) -> Array:
+            lengths: Array = kept[i].copy()
+            return lengths
 
-        return {attribute.name: dense, length_name(attribute.name): lengths}
+        return {attribute.name: dense, length_name(attribute.name): length}
 
 
 def length_name(name: str) -> str:
