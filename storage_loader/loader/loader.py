@@ -209,6 +209,11 @@ class DataLoader(View):
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
 
+    def _count_iterations(self, number: int) -> None:
+        """Let the next iteration be one that so many others precede, without a loaded state."""
+        if self._resume is None:
+            self.set_epoch(number * self._settings.epochs)
+
     def __len__(self) -> int:
         """Batches of one `iter(loader)` on this rank."""
         return self._partition(0).num_batches * self._settings.epochs

@@ -195,6 +195,23 @@ def test_large_batches_are_gathered_by_torch(
     assert all(selected == (not others) for others, selected in gathers)
 
 
+def test_a_trainers_count_of_epochs_leaves_a_loaded_state(numbered: DataConfig) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(numbered, 10, shuffle=True, epochs=2)
+
+    by_hand, counted = loader(), loader()
+    by_hand.set_epoch(6)
+    counted.batch_sampler.sampler.set_epoch(3)
+    assert counted.state_dict() == by_hand.state_dict()
+    assert counted.batch_sampler.batch_size == 10
+    next(iter(by_hand))
+    counted.load_state_dict(by_hand.state_dict())
+    counted.batch_sampler.sampler.set_epoch(0)
+    assert counted.state_dict() == by_hand.state_dict()
+    # Lightning would turn the shuffling off, as it says, of a loader that has one.
+    assert not hasattr(counted, "sampler")
+
+
 def test_one_thread_copies_for_a_while_after_torch_was_slow() -> None:
     pace = gather.Pace()
     assert not pace.allows(4096, 0.0)  # what one thread takes is not known yet

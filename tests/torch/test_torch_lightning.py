@@ -42,6 +42,18 @@ def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
     assert found["resumed"] == [expected[0][5:], expected[1]]  # from its checkpoint of step 5
 
 
+def test_a_loader_made_anew_for_each_epoch_goes_on(
+    saved: DataConfig, said: tuple[Any, list[Any]]
+) -> None:
+    found, _ = said
+    loader = DataLoader(saved, batch_size=8, **ORDER)
+    expected = [[batch[ROW].tolist() for batch in loader] for _ in range(4)]
+    assert found["reloaded"] == expected[:2]
+    assert found["reloaded, epochs=2"] == [expected[0] + expected[1], expected[2] + expected[3]]
+    assert found["reloaded, resumed at 5"] == [expected[0][5:], *expected[1:3]]
+    assert found["reloaded, resumed at 13"] == expected[1:3]
+
+
 def test_two_processes(said: tuple[Any, list[Any]]) -> None:
     _, (first, second) = said
     for name in ("DataLoader", "IterableDataset", "Dataset"):
