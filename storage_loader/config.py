@@ -205,8 +205,8 @@ class DataConfig:
     usual `AWS_*` variables hold. `credentials`: a function that returns `Credentials`, called
     again before they expire and where the server refuses them. `max_object_size`: bytes (64 KiB
     to 5 GiB, default 64 MiB); no object is larger. `timeout` and `deadline`, for S3 only: seconds
-    that one request may stay without progress (default 20), and seconds that what can pass is
-    tried again (default 120; 0: once).
+    that one request may stay without progress (default 20), and seconds for which an operation
+    that makes no progress is retried (default 120; 0 means one attempt).
 
     Raises `ConfigError`, `SchemaError` or `UnknownNameError`.
     """
