@@ -7,26 +7,13 @@ from typing import Any
 import pytest
 
 from storage_loader import DataConfig, DataLoader
-from tests.support.launched import launch
-from tests.support.rows import ROW, config, save_rows
+from tests.support.rows import ROW
 
 COUNT = 103
 LIBRARY, MODULE = "pytorch_lightning", "tests.torch.lightning_run"
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 
 pytestmark = pytest.mark.timeout(500)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    the_config = config({"storage": str(tmp_path_factory.mktemp("store"))})
-    return save_rows(the_config, COUNT, 40, commits=True)
-
-
-@pytest.fixture(scope="module")
-def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
-    """What one process says, and what each of two ranks does."""
-    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
 
 
 def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
