@@ -15,6 +15,7 @@ import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from storage_loader import Attribute, DataConfig, Ragged, save
+from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader, Dataset, IterableDataset, as_tensor, collate, jagged
 from tests.support.fake_cuda import FakeCuda, patch
 from tests.support.kinds import COUNT, KINDS, WAYS, as_batch, expected_rows, fill
@@ -70,16 +71,23 @@ def test_a_dataset_gives_rows_and_batches(saved: DataConfig) -> None:
     dataset = Dataset(saved)
     rows = [as_batch(as_numpy(dataset[i]), "rows") for i in (5, -1, np.int64(7), torch.tensor(8))]
     assert numbers_in(rows, KINDS) == [5, COUNT - 1, 7, 8]
-    for index in (slice(3, 9), [3, 1, 2], torch.tensor([4]), np.arange(COUNT) == 6, []):
+    indices: list[tuple[Any, list[int]]] = [
+        (slice(3, 6), [3, 4, 5]),
+        ([3, 1, -1], [3, 1, COUNT - 1]),
+        (torch.tensor([4]), [4]),
+        (np.arange(COUNT) == 6, [6]),
+        ([], []),
+    ]
+    for index, expected in indices:
         batch = dataset[index]
         assert type(batch) is dict
-        assert numbers_of(as_numpy(batch), KINDS) == np.arange(COUNT)[index or slice(0)].tolist()
+        assert numbers_of(as_numpy(batch), KINDS) == expected
     assert type(Dataset(saved, attributes=[ROW])[0]) is dict
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.uint16, np.complex64, ml_dtypes.bfloat16])
-def test_a_jagged_tensor_lies_on_the_memory_of_its_rows(dtype: Any) -> None:
-    rows = Ragged.of_lengths(np.arange(10).reshape(5, 2).astype(dtype), [2, 0, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "uint16", "complex64", "bfloat16"])
+def test_a_jagged_tensor_lies_on_the_memory_of_its_rows(dtype: str) -> None:
+    rows = Ragged.of_lengths(np.arange(10).reshape(5, 2).astype(DTYPES[dtype]), [2, 0, 3])
     made: Any = as_tensor(rows)
     assert made.is_nested
     assert made.layout is torch.jagged
@@ -118,10 +126,8 @@ def test_a_model_learns_from_jagged_tokens(saved: DataConfig) -> None:
     for batch in DataLoader(saved, 16, attributes=["tokens"]):
         tokens: Any = batch["tokens"]
         embedded = table(tokens % 5)
-        means = embedded.sum(dim=1)
-        means.sum().backward()
-        padded = torch.nested.to_padded_tensor(embedded, 0.0)
-        assert means.detach().allclose(padded.detach().sum(1), atol=1e-4)
+        torch.nested.to_padded_tensor(embedded, 0.0).sum().backward()
+        assert [len(row) for row in embedded.unbind()] == [len(row) for row in tokens.unbind()]
     assert table.weight.grad is not None
     assert table.weight.grad.abs().min() > 0
 
@@ -136,7 +142,7 @@ def with_gaps(batch: dict[str, Any]) -> dict[str, Any]:
     return {"gaps": gaps, "turned": turned, "doubled": batch["tokens"] * 2, **batch}
 
 
-def assert_with_gaps(batch: dict[str, Any], rows: list[torch.Tensor]) -> None:
+def assert_with_gaps(batch: dict[str, Any]) -> None:
     assert batch["doubled"].values().equal(batch["tokens"].values() * 2)
     assert [row.tolist() for row in batch["gaps"].unbind()] == [
         [[0.0, 1.0], [2.0, 3.0]],
@@ -148,7 +154,7 @@ def assert_with_gaps(batch: dict[str, Any], rows: list[torch.Tensor]) -> None:
 
 def test_a_transform_gets_and_gives_jagged_tensors_in_worker_processes(saved: DataConfig) -> None:
     for batch in DataLoader(saved, 16, transform=with_gaps, num_workers=2):
-        assert_with_gaps(batch, [])
+        assert_with_gaps(batch)
         given = {name: batch[name] for name in (a.name for a in KINDS)}
         assert numbers_of(as_numpy(given), KINDS)
 
@@ -236,7 +242,9 @@ def test_what_a_transform_makes_of_a_row(saved: DataConfig) -> None:
     loader = torch.utils.data.DataLoader(Dataset(saved, transform=cut), batch_size=16)
     for batch in loader:
         rows = [cut(plain[number]) for number in batch[ROW].tolist()]
-        assert [t.tolist() for t in batch["tokens"].unbind()] == [r["tokens"].tolist() for r in rows]
+        assert [t.tolist() for t in batch["tokens"].unbind()] == [
+            r["tokens"].tolist() for r in rows
+        ]
         assert batch["first"].tolist() == [int(row["first"]) for row in rows]
         assert batch["caption"].tolist() == [int(row["caption"]) for row in rows]
         assert batch["meta"] == [row["meta"] for row in rows]
@@ -267,6 +275,7 @@ def test_iterable_batches_and_rows(saved: DataConfig, ours: int | None, workers:
 
 
 @TORCHS_WORKERS
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on(saved: DataConfig, workers: int) -> None:
     def made() -> StatefulDataLoader[Any]:
@@ -328,11 +337,9 @@ def test_a_slot_learns_how_large_its_batches_are(
         return new(nbytes, make)
 
     monkeypatch.setattr(cuda, "new_pinned", counted)
-    how: dict[str, Any] = {"batch_size": 16, "epochs": 20}
-    assert train(cuda, DataLoader(saved, device="cuda:0", **how)) == expected_rows(saved, **how)
-    batches = 20 * -(-COUNT // 16)
-    assert len(pinned) < batches / 4
-    assert max(pinned) > 16 * sum(a.row_nbytes for a in KINDS)
+    counts = [len(pinned) for _ in DataLoader(saved, 16, device="cuda:0", epochs=20)]
+    # The same batches in each epoch: the largest one was met in the first, by one slot of four.
+    assert counts[len(counts) // 2] == counts[-1] < 20 * len(KINDS)
 
 
 def test_what_a_transform_makes_comes_to_a_device(saved: DataConfig, cuda: FakeCuda) -> None:
@@ -340,7 +347,7 @@ def test_what_a_transform_makes_comes_to_a_device(saved: DataConfig, cuda: FakeC
     batches = list(DataLoader(saved, 16, device="cuda:0", transform=with_gaps))
     cuda.default.finish()
     for batch in batches:
-        assert_with_gaps(batch, [])
+        assert_with_gaps(batch)
     assert cuda.blocks - before >= 3 * len(batches)
 
 
