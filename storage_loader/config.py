@@ -18,7 +18,7 @@ import numpy as np
 import platformdirs
 
 from .credentials import Provider
-from .errors import ConfigError
+from .errors import ConfigError, StorageLoaderError
 from .keywords import checked_keywords, redacted, reject_unknown, shown, shown_as, whole_repr
 from .layout import MAX_OBJECT_NBYTES
 from .schema import Attribute, Schema
@@ -52,8 +52,15 @@ def _storage(storage: str | os.PathLike[str] | None, endpoint: str | None) -> st
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"storage {shown(storage)}: a URL or a folder's path")
     scheme, separator, rest = text.partition("://")
-    if separator and _holds_keys(scheme, rest):
+    almost, slashes, after = text.partition("//")  # what lacks a colon
+    is_almost = not separator and bool(slashes) and almost in _SCHEMES
+    if (separator and _holds_keys(scheme, rest)) or (is_almost and _holds_keys(almost, after)):
         raise ConfigError("storage: no keys in the URL; use access_key= and secret_key=")
+    if is_almost:
+        raise ConfigError(
+            f"storage {shown(text)}: did you mean {shown(f'{almost}://{after}')}? A folder is "
+            f"{shown(f'./{almost}/{after}')}"
+        )
     if not separator:
         scheme, colon, rest = text.partition(":")
         if colon and scheme in _SCHEMES:  # what pathlib makes of a URL
@@ -198,8 +205,8 @@ class DataConfig:
     usual `AWS_*` variables hold. `credentials`: a function that returns `Credentials`, called
     again before they expire and where the server refuses them. `max_object_size`: bytes (64 KiB
     to 5 GiB, default 64 MiB); no object is larger. `timeout` and `deadline`, for S3 only: seconds
-    that one request may stay without progress (default 20), and seconds that what can pass is
-    tried again (default 120; 0: once).
+    that one request may stay without progress (default 20), and seconds for which an operation
+    that makes no progress is retried (default 120; 0 means one attempt).
 
     Raises `ConfigError`, `SchemaError` or `UnknownNameError`.
     """
@@ -336,14 +343,19 @@ class DataConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DataConfig:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; errors of `from_json` name the file."""
         with open(path, "rb") as file:
             text = file.read(MAX_FILE_SIZE + 1)
         if len(text) > MAX_FILE_SIZE:
             raise ConfigError(
                 f"{os.fspath(path)}: more than {MAX_FILE_SIZE} bytes, which is no config's file"
             )
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except StorageLoaderError as error:
+            first, *lines = error.args
+            error.args = (f"{os.fspath(path)}: {first}", *lines)
+            raise
 
     def _values(self) -> tuple[object, ...]:
         """What equality compares: of `additional` the JSON, where 1, 1.0 and True differ."""
@@ -366,8 +378,14 @@ class DataConfig:
 
 def require_config(value: object, taker: str) -> None:
     """Raise `ConfigError` for what is no `DataConfig`; it may hold keys, and is not shown."""
-    if not isinstance(value, DataConfig):
-        raise ConfigError(f"{taker} takes a DataConfig, not {type(value).__name__}")
+    if isinstance(value, DataConfig):
+        return
+    remedy = ""
+    if isinstance(getattr(value, "config", None), DataConfig):
+        remedy = "; give its .config"
+    elif isinstance(value, (str, os.PathLike)):
+        remedy = "; give DataConfig(name), or DataConfig.load(path) of a config's file"
+    raise ConfigError(f"{taker} takes a DataConfig, not {type(value).__name__}{remedy}")
 
 
 _SECRET = ("access_key", "secret_key")

@@ -39,7 +39,10 @@ class ConfigError(StorageLoaderError, ValueError):
 
 
 class UnknownNameError(StorageLoaderError, TypeError):
-    """A keyword, key or option that does not exist; the message gives the nearest one."""
+    """A keyword, key or option that does not exist; the message gives the nearest one.
+
+    Or an argument without the keyword that it needs.
+    """
 
 
 class SchemaError(StorageLoaderError, ValueError):

@@ -204,14 +204,27 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function` so that an unknown keyword raises `UnknownNameError`.
 
-    Python's own TypeError names the keyword, but not the one that was meant.
+    So does an argument without its keyword where one is needed. Python's own TypeError names the
+    keyword, but not the one that was meant, and no keyword for an argument.
     """
-    valid = set(inspect.signature(function).parameters) - {"self"}
-    what = f"{function.__qualname__.removesuffix('.__init__')} keyword"
+    parameters = inspect.signature(function).parameters
+    valid = set(parameters) - {"self"}
+    name = function.__qualname__.removesuffix(".__init__")
+    what = f"{name} keyword"
+    named = [n for n, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    unnamed = [n for n in parameters if n not in named]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         reject_unknown(kwargs, valid, what=what)
+        if named and len(args) > len(unnamed):
+            # Where torch's DataLoader has an argument of its own third, that one is meant.
+            meant = "shuffle" if "shuffle" in named else named[0]
+            first = ", ".join(n for n in unnamed if n != "self")
+            value = shown_as(meant, args[len(unnamed)])
+            raise UnknownNameError(
+                f"{name}({first}, {value}): name what follows {unnamed[-1]}, e.g. {meant}={value}"
+            )
         return function(*args, **kwargs)
 
     return call

@@ -210,6 +210,8 @@ def test_without_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         ("S3://b/x", "storage 'S3://b/x': unknown scheme 'S3'; use s3://bucket/prefix, file:///"),
         (Path("s3://bucket/x"), "storage 's3:/bucket/x': a URL is a string with '://', s3://bucket/x"),
         ("file:/data", "storage 'file:/data': a URL is a string with '://', file://data"),
+        ("s3//b/x", "storage 's3//b/x': did you mean 's3://b/x'? A folder is './s3/b/x'"),
+        ("file///data", "storage 'file///data': did you mean 'file:///data'? A folder is '"),
         ("memory:x", "storage 'memory:x': a URL is a string with '://', memory://x"),
         ("s3://", "storage 's3://': '' is no bucket name (3 to 63 of a-z, 0-9, '.', '-')"),
         ("s3:///x", "storage 's3:///x': '' is no bucket name (3 to 63 of a-z, 0-9, '.', '-')"),
@@ -450,9 +452,17 @@ def test_files_round_trip(tmp_path: Path) -> None:
     assert (tmp_path / "config.json").read_text(encoding="utf-8") == config.to_json() + "\n"
     with pytest.raises(FileNotFoundError):
         DataConfig.load(tmp_path / "missing.json")
-    (tmp_path / "broken.json").write_bytes(b'{"dataset_name": "\xff"}')
-    with pytest.raises(ConfigError, match="config: not JSON"):
-        DataConfig.load(tmp_path / "broken.json")
+    broken = tmp_path / "broken.json"
+    for data, kind, text in [
+        (b'{"dataset_name": "\xff"}', ConfigError, "config: not JSON"),
+        (b'{"dataset_name": "a b"}', ConfigError, "dataset_name 'a b': 1 to 128 letters"),
+        (b'{"dataset_name": "d", "sotrage": 1}', UnknownNameError, "unknown config key 'sotrage'"),
+        (b'{"dataset_name": "d", "attributes": [5]}', SchemaError, "an attribute is an object"),
+    ]:  # fmt: skip
+        broken.write_bytes(data)
+        with pytest.raises(kind) as caught:
+            DataConfig.load(broken)
+        assert str(caught.value).startswith(f"{broken}: {text}")
 
 
 def test_a_config_moved_elsewhere_names_the_same_place(

@@ -61,6 +61,8 @@ def test_known_keywords_pass() -> None:
         (lambda: Frame(settings=2), "unknown Frame keyword 'settings'; valid: 'glass', 'width'"),
         (lambda: Brush(wdth=1), "unknown Brush keyword 'wdth'; did you mean 'width'?"),
         (lambda: Brush(self=1), "unknown Brush keyword 'self'; valid: 'width'"),
+        (lambda: paint("red", 2), "paint(color, 2): name what follows color, e.g. width=2"),
+        (lambda: Frame(1, False), "Frame(width, False): name what follows width, e.g. glass=False"),
     ],
 )
 def test_an_unknown_keyword_names_the_nearest(call, text: str) -> None:

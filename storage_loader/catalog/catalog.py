@@ -42,7 +42,15 @@ from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version
-from .stored import DATASET_LIMIT, ORDER_KEY, parse_dataset, row_order, stored_datasets
+from .stored import (
+    DATASET_LIMIT,
+    ORDER_KEY,
+    holds_name,
+    parse_dataset,
+    prefixes_with_datasets,
+    row_order,
+    stored_datasets,
+)
 
 _TRIES = 3  # of what is listed and not there: it may be on its way out
 _CHURN = 60.0  # seconds in which a reader gets ahead of those who delete what it was told of ...
@@ -55,6 +63,7 @@ AT_ONCE = 100
 
 _LISTINGS = 100  # each needs a saver that had listed before all others and publishes just then
 _SHOWN = 12  # datasets named by an error
+_LOOKED_AT = 50  # folders, for storages that an error names
 
 
 @dataclass(frozen=True)
@@ -147,13 +156,21 @@ class Catalog:
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
         names = list(self.store.list_folders())
-        if name in names:
+        if name in names and holds_name(self.store, name):
             return (
                 f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
                 "(storage-loader gc removes what it left)"
             )
         if not names:
             return self.store.absence() or "the storage holds no dataset"
+        if name in names or not any(holds_name(self.store, n) for n in names[:_SHOWN]):
+            below = [
+                f"{self.store.url}/{prefix}"
+                for prefix in prefixes_with_datasets(self.store, most=_LOOKED_AT)
+                if name not in names or prefix.split("/")[0] == name
+            ]
+            if below:
+                return f"there are some in {' and '.join(below[:2])}"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 

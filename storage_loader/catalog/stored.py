@@ -112,6 +112,11 @@ def row_order(data: bytes) -> RowOrder:
     return "writer" if ORDER_KEY in json.loads(data) else "commit"
 
 
+def holds_name(store: Store, name: str) -> bool:
+    """Whether this folder of a store is a dataset's, or what a saver left of one."""
+    return any(_DATASET_ID.fullmatch(one) for one in store.list_folders(name))
+
+
 def prefixes_with_datasets(store: Store, *, most: int) -> list[str]:
     """Prefixes below a store's own that hold datasets, by as many as `most` listings of folders."""
     found: list[str] = []

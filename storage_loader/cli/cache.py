@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from ..config import DataConfig
+from ..errors import ConfigError
 from ..loader import CachedDataset, clear_cache, list_cache
 from ..loader.fetch.cache import cache_folder
 from ..loader.run.stats import size_text
@@ -38,6 +40,7 @@ def cache_ls_command(cache_dir: str | None, as_json: bool) -> None:
     SIZE is what the files take of the disk, IN USE how many of them a process has open now, LAST
     USED when a loader last opened or filled one.
     """
+    _require(cache_dir)
     found = list_cache(cache_dir)
     if as_json:
         echo_json({"cache_dir": str(cache_folder(cache_dir)), "datasets": _for_programs(found)})
@@ -73,6 +76,7 @@ def cache_clear_command(
     DataConfig.save wrote. Files that a process has open now stay. Loaders may be at work
     meanwhile: they fetch again what they need.
     """
+    _require(cache_dir)
     meant = _meant(dataset)
     cleared = clear_cache(meant, older_than=older_than, cache_dir=cache_dir, dry_run=dry_run)
     if as_json:
@@ -87,6 +91,12 @@ def cache_clear_command(
         echo(f"left {_described(cleared.in_use)}: in use now")
     if meant is not None and not cleared.removed and not cleared.in_use:
         _hint(meant, cache_dir)
+
+
+def _require(cache_dir: str | None) -> None:
+    """Raise `ConfigError` where this folder was named and is not there: it may be mistyped."""
+    if cache_dir is not None and not os.path.isdir(cache_dir):
+        raise ConfigError(f"--cache-dir {cache_dir}: there is no such folder")
 
 
 def _hint(meant: DataConfig | str, cache_dir: str | None) -> None:

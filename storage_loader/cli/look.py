@@ -21,7 +21,17 @@ from ..catalog import (
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.run.stats import size_text
-from .text import cell, counted, echo, echo_error, echo_json, json_option, shown, table
+from .text import (
+    cell,
+    counted,
+    echo,
+    echo_error,
+    echo_json,
+    echo_json_rows,
+    json_option,
+    shown,
+    table,
+)
 from .which import agrees, chosen, dataset_arguments, storage_options, version_option, where_option
 
 
@@ -55,19 +65,20 @@ def ls_command(storage: str | None, where: Sequence[str], as_json: bool, **setti
         additional = f"({one.id})" if one.config is None else _additional(one.config)
         rows.append((one.name, additional, "-", "-", "cannot be read"))
     rows.sort(key=itemgetter(0))
+    below = find_storages(storage, **settings) if not rows and not where else []
     if as_json:
         bad = [
             {"prefix": one.prefix, "storage": one.place.storage, "error": str(one.error)}
             for one in unreadable
         ]
-        echo_json({"datasets": [_described(info) for info in infos], "unreadable": bad})
+        datasets = [_described(info) for info in infos]
+        echo_json({"datasets": datasets, "unreadable": bad, "storages_below": below})
     elif rows:
         table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
     if not rows:
         echo(f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True)
-        if not where:
-            for found in find_storages(storage, **settings):
-                echo(f"  there are some in {found}", err=True)
+        for found in below:
+            echo(f"  there are some in {found}", err=True)
         return
     for one in unreadable:
         echo_error(one.error)
@@ -142,7 +153,7 @@ def head_command(version: str | None, rows: int, as_json: bool, **which: Any) ->
     batch = dataset[:rows]
     if as_json:
         count = min(rows, len(dataset))
-        echo_json(
+        echo_json_rows(
             [{name: array[row, ...] for name, array in batch.items()} for row in range(count)]
         )
         return

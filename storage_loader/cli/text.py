@@ -49,6 +49,16 @@ def echo_json(value: Any) -> None:
         echo(line)
 
 
+def echo_json_rows(rows: Sequence[Any]) -> None:
+    """The same of a list, a line for each: an image's numbers would be a line each."""
+    lines = [json.dumps(_plain(row), allow_nan=False) for row in rows]
+    echo(f"[{'' if lines else ']'}")
+    for number, line in enumerate(lines, 1):
+        echo(f"  {line}{',' if number < len(lines) else ''}")
+    if lines:
+        echo("]")
+
+
 def _plain(value: Any) -> Any:
     """The value in what JSON has: an array is nested lists, a complex number a pair."""
     if isinstance(value, dict):

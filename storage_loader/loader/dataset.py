@@ -113,6 +113,9 @@ class Dataset(View):
 
 def _meant(index: Any, known: Sequence[str]) -> str:
     """The end of an error message where names of attributes are given, as of a table's columns."""
+    if isinstance(index, tuple) and any(isinstance(one, str) and one in known for one in index):
+        name = next(one for one in index if isinstance(one, str) and one in known)
+        return f"; an attribute of rows is dataset[rows][{shown(name)}]"
     names = [index] if isinstance(index, str) else index if isinstance(index, list) else []
     if not names or not all(isinstance(name, str) for name in names):
         return ""
@@ -143,7 +146,10 @@ def _row_numbers(index: Any, num_rows: int) -> Rows:
     """Row numbers from 0 to num_rows - 1 for an index of any kind."""
     if isinstance(index, slice):
         return np.arange(*index.indices(num_rows), dtype=np.int64)
-    numbers = np.asarray(index)
+    try:
+        numbers = np.asarray(index)
+    except ValueError:  # of lists that are not equally long
+        numbers = np.array(0)
     if numbers.ndim != 1:
         raise IndexError(
             f"an index is a row number, a slice, or a list of them, not {shown(index)}"
@@ -157,7 +163,9 @@ def _row_numbers(index: Any, num_rows: int) -> Rows:
     if numbers.dtype == object and all(isinstance(number, int) for number in numbers):
         raise IndexError(f"row {max(numbers, key=abs)} of a dataset of {num_rows} rows")
     if numbers.dtype.kind not in "iu":
-        raise IndexError(f"row numbers are integers, not {numbers.dtype.name}")
+        listed = numbers.tolist() if isinstance(index, np.ndarray) else index
+        wrongs = (shown(one) for one in listed if _whole_number(one) is None)
+        raise IndexError(f"row numbers are integers, not {next(wrongs, numbers.dtype.name)}")
     wrong = (numbers < -num_rows) | (numbers >= num_rows)
     if wrong.any():
         raise IndexError(f"row {numbers[wrong][0]} of a dataset of {num_rows} rows")

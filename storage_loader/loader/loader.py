@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from ..errors import ConfigError, LoaderAttributeError, LoaderError
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from .dataset import Dataset
 from .feed import nobody
+from .fill.ragged import length_name
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
@@ -21,7 +23,6 @@ from .order.state import Start, StartHere, State
 from .order.subset import Subset
 from .run.stats import Stats
 from .run.workers import Pool
-from .fill.ragged import length_name
 from .settings import (
     Settings,
     cache_size_of,
@@ -36,6 +37,9 @@ from .settings import (
 )
 from .view import Transform, View
 
+_log = logging.getLogger(__name__)
+
+_DEFAULT_SEED = 0  # another one was asked for
 DEFAULT_PREFETCH = 256 * 2**20
 
 L = TypeVar("L", bound="DataLoader")
@@ -58,7 +62,7 @@ class DataLoader(View):
         batch_size: int | None = 1,
         *,
         shuffle: Shuffle = False,
-        seed: int = 0,
+        seed: int = _DEFAULT_SEED,
         last_batch: LastBatch = "partial",
         drop_last: bool = False,
         attributes: Sequence[str] | None = None,
@@ -223,6 +227,11 @@ class DataLoader(View):
         if self._resume is not None and self._resume[0].epoch != epoch:
             self._resume = None
 
+    def _count_iterations(self, number: int) -> None:
+        """Let the next iteration be one that so many others precede, without a loaded state."""
+        if self._resume is None:
+            self.set_epoch(number * self._settings.epochs)
+
     def __len__(self) -> int:
         """Batches of one `iter(loader)` on this rank."""
         return self._partition(0).num_batches * self._settings.epochs
@@ -249,9 +258,9 @@ class DataLoader(View):
         state: `version`, or the newest at first use, which this is too. Seed and number of the
         epoch are counted on from the state's.
 
-        On any world_size and batch_size. Raises `LoaderError` for a state of another dataset
-        or other order settings, `VersionNotFoundError` where commits of its version are gone;
-        the loader then is as it was.
+        On any world_size and batch_size. A seed that this loader was given goes, with a warning on
+        the log. Raises `LoaderError` for a state of another dataset or other order settings,
+        `VersionNotFoundError` where commits of its version are gone; the loader then is as it was.
         """
         loaded = State.from_dict(state)
         loaded.check_dataset(self.config.dataset_prefix)
@@ -267,6 +276,12 @@ class DataLoader(View):
                 f"{loaded.epoch}, up to {loaded.stop_epoch}: no loader made it"
             )
         self._ordered()  # what cannot follow is an error now, not at the end of the epoch
+        if loaded.seed != self._next.seed != _DEFAULT_SEED:
+            _log.warning(
+                "the loaded state has seed %d, which this loader goes on with; its own was %d",
+                loaded.seed,
+                self._next.seed,
+            )
         self._next = self._next.set(epoch=loaded.epoch, seed=loaded.seed)
         # One reader of several that take turns does not know how far the others had come.
         if loaded.has_begun or self._feed.share() is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderAttributeError, LoaderError, TransformError
-from ..keywords import flag, shown
+from ..keywords import flag, nearest, shown
 from ..process import PerProcess
 from ..ragged import Pad
 from ..schema import Attribute, Schema
@@ -80,6 +80,17 @@ class View:
                 f"{name}: a {kind} stays as it was made; make another {kind} with what you want"
             )
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not found: raises the error that a property has, or a hint."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        if name in known:
+            return object.__getattribute__(self, name)
+        raise LoaderAttributeError(
+            f"a {type(self).__name__} has no attribute {shown(name)}{nearest(name, known)}"
+        )
 
     @property
     def config(self) -> DataConfig:

@@ -19,7 +19,8 @@ def open_store(config: DataConfig) -> Store:
     """The store of a config's `storage`. Connects at its first verb, not here."""
     scheme, _, rest = config.storage.partition("://")
     if scheme == "s3":
-        return RetriedStore(S3Store(S3Place.of(config)), config.deadline)
+        place = S3Place.of(config)
+        return RetriedStore(S3Store(place), config.deadline, place.server_url)
     if scheme == "memory":
         return MemoryStore(config.storage)
     return FolderStore(rest)

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from typing_extensions import Buffer
 
 from ..errors import (
@@ -53,6 +52,7 @@ _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"
 _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
+_LOCKED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _LAST_TIME = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
@@ -209,9 +209,9 @@ class FolderStore(Store):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # A file system without hard links. The lock dies with its holder; its file stays, so it
-            # lies where no empty folder is ever removed.
-            with FileLock(self.root / _LOCK):
+            # A file system without hard links. The lock's file stays, so it lies where no empty
+            # folder is ever removed.
+            with _locked(self.root / _LOCK):
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(name, dir_fd=here, follow_symlinks=False)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
@@ -353,3 +353,19 @@ def _write_direct(descriptor: int, data: memoryview) -> memoryview:
         return data
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps out other processes and threads that lock the same file, which is made."""
+    descriptor = os.open(path, _LOCKED, 0o666)
+    try:
+        check_regular(os.fstat(descriptor).st_mode)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Closing is not enough: a child that was forked meanwhile has the file open, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

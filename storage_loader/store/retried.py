@@ -38,6 +38,7 @@ Results = list[T]  # in the class, `list` is the verb
 
 _log = logging.getLogger(__name__)
 _outages: weakref.WeakValueDictionary[tuple[int, str], Outage] = weakref.WeakValueDictionary()
+_answered: set[str] = set()  # servers that answered this process, or the one it was forked from
 
 FIRST_CONTACT = 3.0  # seconds: a typo in the endpoint is told soon
 _SHORTEST = 0.1  # seconds of the first wait at most, then twice as long each time ...
@@ -66,16 +67,19 @@ class RetriedStore(ForwardingStore):
     """`inner`, asking again for what failed in a way that can pass; see docs/faults.md.
 
     An operation that gets on too slowly is tried for `deadline` seconds, with growing waits in
-    between; until this store has answered for the first time, for at most 3 s. A final error
+    between; until `server` has answered this process for the first time, whichever store asked,
+    for at most 3 s. A final error
     names the number of attempts and the seconds; its cause is the last one. Of many requests at
     once only those that failed are made again. Waits are in the caller's own thread: Ctrl-C
     ends them, and so does the event given to `until`.
     """
 
-    def __init__(self, inner: Store, deadline: float) -> None:
+    def __init__(self, inner: Store, deadline: float, server: str | None = None) -> None:
+        """`server`: its name among those that stores ask; None: no other store asks it."""
         super().__init__(inner)
         self._deadline = deadline
-        self._server = _Server(f"{inner.origin} {inner.url}", inner.url)
+        name = f"{inner.origin} {inner.url}"
+        self._server = _Server(name, inner.url, name if server is None else server)
         self._stop: threading.Event | None = None
         self._notes: tuple[Callable[[], None], ...] = ()
 
@@ -211,7 +215,7 @@ class RetriedStore(ForwardingStore):
             errors = self._server.round(calls, todo, results)
             try:
                 if len(results) > before:
-                    self._server.has_answered = True
+                    self._server.answered()
                     attempts.progressed((len(results) - before) * _REQUEST_TIME)
                 if errors and not attempts.again(min(errors, key=lambda e: e.is_transient)):
                     raise min(errors, key=lambda e: e.is_transient)
@@ -224,12 +228,21 @@ class RetriedStore(ForwardingStore):
 class _Server:
     """What is known of the store, and the threads that ask it: shared by all views of it."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.has_answered = False
+    def __init__(self, name: str, url: str, server: str) -> None:
+        self._server = server
         self._name = name  # the same for all that use this store
         self._url = url
         self._outage: PerProcess[Outage] = PerProcess()
         self._threads: PerProcess[Threads] = PerProcess()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it answered any store of this process: its address is no typo."""
+        return self._server in _answered
+
+    def answered(self) -> None:
+        """Note that it did."""
+        _answered.add(self._server)
 
     def round(
         self, calls: Sequence[Callable[[], T]], todo: Sequence[int], results: dict[int, T]
@@ -293,7 +306,7 @@ class _Attempts:
 
     def succeeded(self) -> None:
         """The operation has all that it wanted."""
-        self._store._server.has_answered = True
+        self._store._server.answered()
         self._store._server.outage.succeeds(self)
 
     def progressed(self, seconds: float) -> None:
@@ -315,7 +328,8 @@ class _Attempts:
         self._count += 1
         elapsed = time.monotonic() - self._began
         silent = isinstance(error, (StoreConnectionError, StoreTimeoutError))
-        store._server.has_answered |= not silent
+        if not silent:
+            store._server.answered()
         patience = store._deadline
         if not store._server.has_answered:
             patience = min(patience, FIRST_CONTACT)

@@ -199,7 +199,7 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         )
     elif failure.unreachable:
         hint = "" if not (place.endpoint or "").startswith("https://") else (
-            "; a server without TLS needs endpoint='http://...' or secure=False"
+            "; a server without TLS needs an endpoint that begins with http://"
         )  # fmt: skip
         error = StoreConnectionError(
             f"{where}: no connection; is the server running, and is the endpoint right?{hint}"

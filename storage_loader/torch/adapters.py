@@ -125,5 +125,40 @@ class DataLoader(loader.DataLoader):
         if cuda is not None:
             self._feed = replace(self._feed, ring=Rings(cuda))
 
+    @property
+    def batch_sampler(self) -> CountedEpochs:
+        """What PyTorch Lightning tells the number of the epoch that it begins."""
+        return CountedEpochs(self)
+
+
+class CountedEpochs:
+    """Takes a trainer's count of epochs where a torch DataLoader has its sampler.
+
+    So a loader that is made anew for each epoch goes on with the next order.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    @property
+    def sampler(self) -> CountedEpochs:
+        """Where Lightning looks for `set_epoch`.
+
+        The loader itself has no `sampler`: Lightning would say that it replaces that one.
+        """
+        return self
+
+    @property
+    def batch_size(self) -> int | None:
+        """The loader's."""
+        return self._loader.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be the trainer's epoch; a loaded state goes first.
+
+        `epoch`: counted in iterations, each of which may run through several of the loader's.
+        """
+        self._loader._count_iterations(epoch)
+
 
 __all__ = ["DataLoader", "Dataset"]

@@ -27,7 +27,7 @@ from . import distributed
 from .adapters import DataLoader
 from .collate import marked_rows
 from .epochs import Epochs
-from .resharding import is_collated, is_resharded
+from .resharding import collated_by, is_resharded
 
 P = ParamSpec("P")
 
@@ -183,11 +183,11 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
             self._is_over = bool(worker.get("is_over"))
 
     def __iter__(self) -> Iterator[Any]:
-        if self.batch_size is not None and is_collated(self, sys._getframe(1)):
+        collated = collated_by(self, sys._getframe(1))
+        if collated is not None and self.batch_size is not None:
             raise ConfigError(
-                f"IterableDataset(batch_size={self.batch_size}) gives whole batches, and torch's "
-                "DataLoader makes batches of those: give it batch_size=None, or leave batch_size "
-                "out here"
+                f"IterableDataset(batch_size={self.batch_size}) gives whole batches, and "
+                f"{collated}, or leave batch_size out here"
             )
         if _share() is None:
             self._last.iteration = None

@@ -24,15 +24,27 @@ def is_resharded(dataset: Any) -> bool:
     return over is dataset or getattr(over, "dataset", None) is dataset
 
 
-def is_collated(dataset: Any, caller: FrameType) -> bool:
-    """Whether `caller`, which asks for an iterator of the dataset, stacks what that gives.
+def collated_by(dataset: Any, caller: FrameType) -> str | None:
+    """Who makes batches of what the dataset gives, and what to do; None where nobody does.
 
-    Torch tells the dataset nothing. Where an iteration begins, here or in a worker, its fetcher
-    asks. One with a `collate_fn` of the user's may well take batches.
+    `caller` asks for an iterator of the dataset. Torch tells the dataset nothing: where an
+    iteration begins, here or in a worker, its fetcher asks. One with a `collate_fn` of the user's
+    may well take batches. The HF Trainer always gives one, its own where the user gives none.
     """
     fetcher = caller.f_locals.get("self")
-    return (
-        getattr(fetcher, "dataset", None) is dataset
-        and getattr(fetcher, "auto_collation", False) is True
-        and getattr(fetcher, "collate_fn", None) is default_collate
-    )
+    if (
+        getattr(fetcher, "dataset", None) is not dataset
+        or getattr(fetcher, "auto_collation", False) is not True
+    ):
+        return None
+    collate = getattr(fetcher, "collate_fn", None)
+    if collate is default_collate:
+        return "torch's DataLoader makes batches of those: give it batch_size=None"
+    trainers = sys.modules.get("transformers.data.data_collator")
+    collate = getattr(collate, "data_collator", collate)  # within what drops attributes
+    if trainers is not None and collate is trainers.default_data_collator:
+        return (
+            "the HF Trainer makes batches of those: give it data_collator=lambda batches: "
+            "batches[0] and per_device_train_batch_size=1"
+        )
+    return None

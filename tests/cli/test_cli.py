@@ -739,8 +739,44 @@ def test_ls_of_what_lies_above_storages(
         f"  there are some in {url}/{below}" for below in ("deep/er/still", "team/a", "team/b")
     ]
     assert "rows" in run("ls", f"{above}/team/a", *options).stdout
+    found_json = json.loads(run("ls", above, "--json", *options).stdout)
+    assert sorted(found_json.pop("storages_below")) == [
+        f"{url}/{below}" for below in ("deep/er/still", "team/a", "team/b")
+    ]
+    assert found_json == {"datasets": [], "unreadable": []}
     empty = run("ls", f"{above}/team/a", "--where", "x=1", *options)
     assert empty.stderr == f"no dataset in {url}/team/a\n"  # it has some, which do not agree
+
+
+def test_a_storage_taken_for_a_dataset(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    above = folder["storage"]
+    for name in ("low", "high"):
+        save(config({"storage": f"{above}/{name}"}), make(range(2)))
+    said = failing(monkeypatch, capsys, "info", above, "low")
+    assert said == (
+        f"error: no dataset 'low' in file://{above}; there are some in file://{above}/low\n"
+    )
+    said = failing(monkeypatch, capsys, "info", above, "rows")
+    assert said == (
+        f"error: no dataset 'rows' in file://{above}; there are some in file://{above}/high and "
+        f"file://{above}/low\n"
+    )
+    Path(above, "empty").mkdir()
+    said = failing(monkeypatch, capsys, "info", above, "empty")
+    assert "was committed yet" not in said
+
+
+def test_a_cache_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "cahce"
+    for command in ("ls", "clear"):
+        said = failing(monkeypatch, capsys, "cache", command, "--cache-dir", str(place))
+        assert said == f"error: --cache-dir {place}: there is no such folder\n"
+    place.mkdir()
+    assert run("cache", "clear", "--cache-dir", str(place)).stdout == "removed nothing\n"
 
 
 # JSON
@@ -757,7 +793,7 @@ def test_every_command_gives_json(
     train = [filled, "rows", "--where", "split=train"]
     listed = asked("ls", filled)
     assert [one["rows"] for one in listed["datasets"]] == [2, 3, 1200]
-    assert listed["unreadable"] == []
+    assert (listed["unreadable"], listed["storages_below"]) == ([], [])
     info = asked("info", *train)
     assert info == listed["datasets"][2]
     assert (info["name"], info["additional"]) == ("rows", {"split": "train", "version": 1})
@@ -768,6 +804,11 @@ def test_every_command_gives_json(
     expected = make(range(2))
     assert [row["image"] for row in rows] == expected["image"].tolist()
     assert [row["row"] for row in rows] == [0, 1]
+    for count in (0, 1, 3):
+        save(config({"storage": filled}, "few"), make(range(count)), refresh=True)
+        text = run("head", filled, "few", "--json").stdout
+        assert [row["row"] for row in json.loads(text)] == list(range(count))
+        assert len(text.splitlines()) == (count + 2 if count else 1)  # a row is one line
     [logged] = asked("log", *train)
     assert info["commits"] == [logged["id"]]
     verified = asked("verify", *train)
@@ -776,7 +817,7 @@ def test_every_command_gives_json(
     measured = asked("bench", *train, "--epochs", "1")
     assert [epoch["rows"] for epoch in measured["epochs"]] == [1200]
     assert measured["source"].startswith("epoch 0 came from file://")
-    cache = str(tmp_path / "cache")
+    cache = str(tmp_path)
     assert asked("cache", "ls", "--cache-dir", cache) == {"cache_dir": cache, "datasets": []}
     assert asked("cache", "clear", "--cache-dir", cache) == {
         "dry_run": False, "removed": [], "in_use": []

@@ -292,3 +292,38 @@ def test_no_module_is_imported_while_rows_are_loaded(storage: str, tmp_path: Pat
         check=False,
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+FORKS = """
+import os, sys, threading, warnings
+import storage_loader
+
+warnings.simplefilter("ignore")  # Python's own about threads and forks
+failed = []
+
+
+def forks():
+    for _ in range(100):
+        try:
+            child = os.fork()
+        except RuntimeError as error:
+            failed.append(error)
+            continue
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+threads = [threading.Thread(target=forks) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed[0]
+assert "filelock" not in sys.modules
+"""
+
+
+def test_threads_of_a_process_that_imports_us_may_fork_beside_each_other() -> None:
+    """From Python 3.12 on filelock 4.2 makes that an error for whoever imports it."""
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=100, cwd=ROOT)

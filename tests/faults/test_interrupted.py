@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -470,6 +471,38 @@ def test_a_second_interrupt_where_the_first_one_is_noted(
 
 # A server that hangs
 
+
+def test_a_second_save_waits_for_a_server_that_died_since_the_first() -> None:
+    """For longer than the 3 s that an endpoint gets which never answered."""
+    with contextlib.ExitStack() as ends:
+
+        def served(port: str) -> subprocess.Popen[str]:
+            server = ends.enter_context(
+                subprocess.Popen(
+                    [sys.executable, HANGING, "serve", port], stdout=subprocess.PIPE, text=True
+                )
+            )
+            ends.callback(server.kill)
+            return server
+
+        server = served("0")
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        place = {"storage": "s3://restarted", "endpoint": f"http://127.0.0.1:{port}"}
+        keys = {"access_key": "any", "secret_key": "any", "region": "us-east-1"}
+        the_config = config({**place, **keys}, deadline=100)
+        save(the_config, make([1]))
+        server.kill()
+        server.wait()
+        again = threading.Timer(5, served, [port])
+        ends.callback(again.join)
+        begun = time.monotonic()
+        again.start()
+        save(the_config, make([2]))
+        assert time.monotonic() - begun > 5
+        assert stored(the_config) == [2]  # the server had kept all in its memory
+
+
 HANGING = ROOT / "tests" / "support" / "hanging.py"
 WORKS = ["open", "list", "gc", "verify", "save", "commit", "load", "load by index", "rows"]
 
@@ -478,7 +511,7 @@ WORKS = ["open", "list", "gc", "verify", "save", "commit", "load", "load by inde
 def hanging() -> Iterator[tuple[int, str]]:
     """An S3 server of its own process, which can be stopped; its process and its port."""
     with subprocess.Popen(
-        [sys.executable, HANGING, "serve"], stdout=subprocess.PIPE, text=True
+        [sys.executable, HANGING, "serve", "0"], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         port = server.stdout.readline().strip()

@@ -465,8 +465,13 @@ def test_split_by_numbers_of_rows() -> None:
     assert [len(part) for part in parts] == [80, 20, 1]
     assert sorted(np.concatenate(parts).tolist()) == list(range(101))
     assert [len(part) for part in split(of_rows(101), [1, 0])] == [101, 0]
-    with pytest.raises(ConfigError, match="these are 100 rows, and the dataset has 101; give a"):
-        split(of_rows(101), [80, 20])
+    for counts, text in [
+        ([80, 20], "these are 100 rows, and there are 101; give a part for the other 1, too"),
+        ([80, 23], "these are 103 rows, and there are 101; take 2 away"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            split(of_rows(101), counts)
+        assert str(caught.value) == f"fractions {counts}: {text}"
 
 
 @pytest.mark.parametrize("fractions", [[0.8, 0.1, 0.1], [1 / 3] * 3, [0.0, 1.0], [400, 597, 3]])
@@ -496,6 +501,39 @@ def test_split_by_classes_gives_each_part_its_share_of_each(
         split(the_config, [1.0], by="x")
     with pytest.raises(SchemaError, match="no attribute 'lable'; did you mean 'label'"):
         split(the_config, [1.0], by="lable")
+
+
+def test_split_of_a_subset_is_of_its_rows(memory: dict[str, str]) -> None:
+    the_config = DataConfig("classes", [("label", "uint8"), (ROW, "int64")], **memory)
+    labels = np.tile(np.arange(4, dtype=np.uint8), 50)
+    save(the_config, {"label": labels, ROW: np.arange(200)})
+    first, second = split(the_config, [0.5, 0.5])
+    for rows in (first, second[::-1], slice(120, None), 0.25, labels == 3, []):
+        expected = np.sort(np.arange(200)[: int(rows * 200)] if isinstance(rows, float) else
+                           np.arange(200)[rows].astype(int))  # fmt: skip
+        for by in (None, "label"):
+            parts = split(the_config, [0.8, 0.2], seed=3, subset=rows, by=by)
+            assert np.sort(np.concatenate(parts)).tolist() == expected.tolist()
+            for part, share in zip(parts, (0.8, 0.2), strict=True):
+                assert (np.diff(part) > 0).all()
+                assert abs(len(part) - share * len(expected)) <= 1
+                if by is not None:
+                    for label in range(4):
+                        there = (labels[expected] == label).sum()
+                        assert abs((labels[part] == label).sum() - share * there) <= 2
+    assert [len(part) for part in split(the_config, [70, 30], subset=slice(100, None))] == [70, 30]
+    with pytest.raises(ConfigError, match="these are 200 rows, and there are 100; take 100 away"):
+        split(the_config, [100, 100], subset=slice(100))
+
+
+def test_the_parts_of_a_split_are_no_subset_together() -> None:
+    the_config = of_rows(101)
+    for parts in (split(the_config, [100, 1]), tuple(split(the_config, [0.5, 0.5])), [[1], [2]]):
+        with pytest.raises(ConfigError, match=r"^subset: 2 parts; give one of them, as of `train"):
+            len(DataLoader(the_config, subset=parts))
+    for wrong in ([3, [4]], [[], 3]):
+        with pytest.raises(ConfigError, match=r"^subset .*: a mask or row numbers$"):
+            len(DataLoader(the_config, subset=wrong))
 
 
 def test_parts_keep_their_rows_when_rows_are_appended(memory: dict[str, str]) -> None:

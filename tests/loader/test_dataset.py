@@ -130,7 +130,10 @@ WRONG: list[tuple[Any, str]] = [
         "an index is a row number, a slice, or a list of them, not 'rows'; nor is 'rows' an "
         "attribute; did you mean 'row'?",
     ),
-    (["image", "row"], "row numbers are integers, not str"),
+    (["image", "row"], "row numbers are integers, not 'image'; to read only this"),
+    (("row", 3), "row numbers are integers, not 'row'; an attribute of rows is dataset[rows]"),
+    ((slice(2), "row"), "row numbers are integers, not slice(None, 2, None); an attribute"),
+    ((1, [2, 3]), "an index is a row number, a slice, or a list of them, not (1, [2, 3])"),
     (np.array(1.0), "an index is a row number, a slice, or a list of them, not array(1.)"),
     (np.array(True), "an index is a row number, a slice, or a list of them, not array(True)"),
     (np.array(COUNT), "row 100 of a dataset of 100 rows"),
@@ -140,8 +143,9 @@ WRONG: list[tuple[Any, str]] = [
     (range(10**30, 10**30 + 2), f"row {10**30 + 1} of a dataset of 100 rows"),
     ([[1, 2]], "an index is a row number, a slice, or a list of them, not [[1, 2]]"),
     (np.zeros((2, 2), int), "an index is a row number, a slice, or a list of them, not array([[0"),
-    ([1.0, 2.0], "row numbers are integers, not float64"),
-    (["a"], "row numbers are integers, not str"),
+    ([1.0, 2.0], "row numbers are integers, not 1.0"),
+    (np.array([1.5]), "row numbers are integers, not 1.5"),
+    (["a"], "row numbers are integers, not 'a'"),
     ([True, False], "a mask of 2 entries for 100 rows"),
     (np.ones(COUNT + 1, bool), "a mask of 101 entries for 100 rows"),
 ]
@@ -206,7 +210,7 @@ def test_wrong_attributes(hundred: DataConfig) -> None:
 
 
 def test_wrong_arguments(hundred: DataConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^Dataset takes a DataConfig, not str$"):
+    with pytest.raises(ConfigError, match=r"^Dataset takes a DataConfig, not str; give DataConfig"):
         Dataset("rows")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^transform: a function of the batch, not 5$"):
         Dataset(hundred, transform=5)  # type: ignore[arg-type]

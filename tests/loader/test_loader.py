@@ -338,8 +338,24 @@ def test_the_spec_says_what_a_batch_holds(hundred: DataConfig) -> None:
 
 
 def test_wrong_arguments(hundred: DataConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^DataLoader takes a DataConfig, not str$"):
-        DataLoader("rows")  # type: ignore[arg-type]
+    by_name = "; give DataConfig(name), or DataConfig.load(path) of a config's file"
+    for other, text in [
+        ("rows", f"str{by_name}"),
+        (Path("rows.json"), f"{type(Path()).__name__}{by_name}"),
+        (Dataset(hundred), "Dataset; give its .config"),
+        (DataLoader(hundred), "DataLoader; give its .config"),
+        (["rows"], "list"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            DataLoader(other)  # type: ignore[arg-type]
+        assert str(caught.value) == f"DataLoader takes a DataConfig, not {text}"
+    for third in (True, "global"):
+        with pytest.raises(TypeError) as of_place:
+            DataLoader(hundred, 64, third)  # type: ignore[misc]
+        assert str(of_place.value) == (
+            f"DataLoader(config, batch_size, {third!r}): name what follows batch_size, "
+            f"e.g. shuffle={third!r}"
+        )
     for name, least, wrongs in [
         ("batch_size", 1, [0, -1, 2.0, "4", True]),
         ("epochs", 1, [0, None, 1.5]),
@@ -388,6 +404,21 @@ def test_settings_are_seen_and_not_set(hundred: DataConfig) -> None:
     assert {name: getattr(loader, name) for name in seen} == seen
 
 
+def test_what_it_does_not_have_is_told_with_the_nearest(hundred: DataConfig) -> None:
+    loader = DataLoader(hundred, 64, subset=slice(9))
+    none = "a {} has no attribute '{}'; did you mean '{}'?"
+    for one, name, text in [
+        (loader, "batchsize", none.format("DataLoader", "batchsize", "batch_size")),
+        (Dataset(hundred), "numrows", none.format("Dataset", "numrows", "num_rows")),
+        (loader, "dataset", "dataset: this loader reads a subset, of loader.num_rows rows; for"),
+    ]:
+        with pytest.raises(AttributeError) as caught:
+            getattr(one, name)
+        assert str(caught.value).startswith(text)
+    assert not hasattr(loader, "sampler")
+    assert not hasattr(loader, "_sampler")
+
+
 def test_a_subclass_may_keep_what_is_its_own(hundred: DataConfig) -> None:
     class Named(DataLoader):
         def __init__(self, the_config: DataConfig) -> None:
@@ -400,10 +431,22 @@ def test_a_subclass_may_keep_what_is_its_own(hundred: DataConfig) -> None:
         named.batch_size = 8  # type: ignore[misc]
 
 
-def test_the_seed_is_that_of_a_loaded_state(hundred: DataConfig) -> None:
-    loader = DataLoader(hundred, 10, shuffle=True)
-    loader.load_state_dict(DataLoader(hundred, 10, shuffle=True, seed=7).state_dict())
-    assert loader.seed == 7
+def test_the_seed_is_that_of_a_loaded_state(
+    hundred: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = DataLoader(hundred, 10, shuffle=True, seed=7).state_dict()
+    for seed in (0, 7):  # 0: no other was asked for
+        loader = DataLoader(hundred, 10, shuffle=True, seed=seed)
+        loader.load_state_dict(state)
+        assert loader.seed == 7
+    assert not caplog.records
+    loader = DataLoader(hundred, 10, shuffle=True, seed=8)
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert loader.seed == 7
+    assert [r.getMessage() for r in caplog.records] == [
+        "the loaded state has seed 7, which this loader goes on with; its own was 8"
+    ]
 
 
 def test_its_dataset_has_the_rows_that_it_reads(folder: dict[str, str]) -> None:

@@ -342,7 +342,7 @@ def test_of_two_schemas_written_at_once_one_is_kept(
 
 
 def test_wrong_arguments(folder: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"^DataSaver takes a DataConfig, not str$"):
+    with pytest.raises(ConfigError, match=r"^DataSaver takes a DataConfig, not str; give Data"):
         DataSaver("rows")  # type: ignore[arg-type]
     for wrong in (0, -1, 1.5, "4", True):
         with pytest.raises(ConfigError, match=f"^num_worker_threads {wrong!r}: at least 1$"):

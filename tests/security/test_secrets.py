@@ -160,6 +160,7 @@ IN_A_URL = [
     f"s3://b?secret_key={SECRET}",
     f"s3://bucket/prefix?secret_key={SECRET}&access_key={ACCESS}",
     f"s3://bucket/prefix?region=x&aws_secret_access_key={SECRET}",
+    f"s3//{ACCESS}:{SECRET}@bucket",
     f"s3a://{ACCESS}:{SECRET}@bucket",
     f"https://{ACCESS}:{SECRET}@host/bucket",
     f"https://host/bucket?X-Amz-Credential={ACCESS}&X-Amz-Signature={SECRET}",
@@ -206,7 +207,8 @@ def assert_hidden(error: BaseException) -> None:
     ids=["dict", "list", "nested", "json", "url"],
 )
 def test_what_is_given_instead_of_a_config_is_not_shown(taker: str, given: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"takes a DataConfig, not {type(given).__name__}$") as e:
+    text = rf"takes a DataConfig, not {type(given).__name__}($|; give)"
+    with pytest.raises(ConfigError, match=text) as e:
         TAKERS[taker](given)
     assert_hidden(e.value)
 

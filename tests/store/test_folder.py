@@ -318,6 +318,45 @@ def test_a_lock_that_is_a_link_is_not_followed(store: FolderStore, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_links")
+def test_a_lock_that_is_a_fifo_is_not_waited_for(store: FolderStore) -> None:
+    store.root.mkdir()
+    os.mkfifo(store.root / ".tmp-lock")
+    with pytest.raises(StoreError, match=r"put .*/a/key: that is a FIFO"):
+        store.put("a/key", b"x", create=True)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, children = os.replace, []
+
+    def fork_and_replace(*args: Any, **kwargs: Any) -> None:
+        child = os.fork()
+        if not child:
+            time.sleep(100)
+            os._exit(0)
+        children.append(child)
+        replace(*args, **kwargs)
+
+    monkeypatch.setattr(os, "replace", fork_and_replace)
+    store.put("a/first", b"x", create=True)
+    monkeypatch.setattr(os, "replace", replace)
+    later = FORK.Process(target=lambda: store.put("a/second", b"x", create=True))
+    try:
+        later.start()
+        later.join(50)
+        assert later.exitcode == 0
+    finally:
+        later.kill()
+        later.join()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert keys_of(store) == ["a/first", "a/second"]
+
+
+@pytest.mark.usefixtures("no_links")
 def test_one_creator_wins_without_hard_links(store: FolderStore) -> None:
     rounds, num = 10, 8
     barrier = threading.Barrier(num)

@@ -226,7 +226,7 @@ def test_the_last_error_says_what_was_done(
     last = busy("put s3://b/k at http://host: the server answered HTTP 503")
     faulty.faults = [busy("one")] * 200
     store = RetriedStore(faulty, deadline=60)
-    store._server.has_answered = True
+    store._server.answered()
     faulty.faults[:] = [last] * 200
     with pytest.raises(StoreUnavailableError) as caught:
         VERBS[verb](store)
@@ -256,7 +256,7 @@ def test_an_outage_is_said_when_it_begins_goes_on_and_ends(
 ) -> None:
     """Of one store, whoever uses it, and however many requests fail meanwhile."""
     saver, loader = RetriedStore(faulty, deadline=300), RetriedStore(faulty, deadline=300)
-    saver._server.has_answered = loader._server.has_answered = True
+    saver._server.answered()
     fine = loader._server.outage  # of a process, and not of one who uses the store
     assert fine is saver._server.outage
     url = faulty.url
@@ -367,7 +367,7 @@ def test_a_stream_that_gets_on_has_all_the_time(faulty: Faulty, waits: list[floa
     MemoryStore.put(faulty, "long", bytes(200_000))
     faulty.faults = [busy()] * 999
     store = RetriedStore(faulty, deadline=10)
-    store._server.has_answered = True
+    store._server.answered()
     assert len(b"".join(store.stream("long", 0, 200_000))) == 200_000
     assert sum(waits) > 20
     assert max(waits) <= 0.1
@@ -544,6 +544,32 @@ def test_a_loaders_retries_are_in_its_stats(memory: dict[str, str], monkeypatch:
 
 
 # The settings
+
+
+def test_a_server_that_answered_another_store_is_no_first_contact(
+    memory: dict[str, str], waits: list[float]
+) -> None:
+    url, server = memory["storage"], f"http://{memory['storage']}"
+    RetriedStore(Faulty(url, busy()), deadline=60, server=server).find("a")  # an answer, too
+    for other in (f"{url}/other", url):
+        waits.clear()
+        store = RetriedStore(Faulty(other, *[StoreConnectionError("x")] * 200), 60, server)
+        with pytest.raises(StoreConnectionError):
+            store.get("a/0")
+        assert sum(waits) == pytest.approx(60)
+    waits.clear()
+    elsewhere = RetriedStore(Faulty(url, *[StoreConnectionError("x")] * 200), 60, f"{server}2")
+    with pytest.raises(StoreConnectionError):
+        elsewhere.get("a/0")
+    assert sum(waits) == pytest.approx(3)
+    one, two = (
+        open_store(DataConfig("d", storage=f"s3://bucket/{prefix}", endpoint="http://answered:1"))
+        for prefix in ("one", "two")
+    )
+    assert isinstance(one, RetriedStore)
+    assert isinstance(two, RetriedStore)
+    one._server.answered()
+    assert two._server.has_answered
 
 
 def test_timeout_and_deadline_are_settings() -> None:

@@ -1,7 +1,7 @@
 """What Ctrl-C is tried on: work on an S3 server that hangs.
 
 `python hanging.py WHAT PORT FOLDER` says `ready`, and goes on when it gets a line;
-`python hanging.py serve` is the server.
+`python hanging.py serve PORT` is the server; port 0 is any.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ def main(what: str, port: str, cache_dir: str) -> None:
             pass
 
 
-def serve() -> None:
+def serve(port: int) -> None:
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
     print(server.get_host_and_port()[1], flush=True)
     time.sleep(3600)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        serve()
+    if sys.argv[1] == "serve":
+        serve(int(sys.argv[2]))
     else:
         main(*sys.argv[1:])

@@ -21,9 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from storage_loader import DataConfig, DataSaver
 from tests.support import ROOT
-from tests.support.rows import config, in_batches, make
 
 WORLD_SIZE = 2
 
@@ -69,16 +67,6 @@ def launch(library: str, module: str, storage: str, scratch: Path) -> tuple[Any,
     assert launcher.returncode == 0, errors
     alone, *of_ranks = json.loads(said)
     return alone, of_ranks
-
-
-def saved_in_commits(storage: dict[str, str], count: int) -> DataConfig:
-    """A dataset for such modules: rows 0 to `count` - 1, a commit of every 40."""
-    the_config = config(storage)
-    with DataSaver(the_config) as saver:
-        for numbers in in_batches(0, count, 40):
-            saver(make(numbers))
-            saver.commit()
-    return the_config
 
 
 def main(library: str, module: str, runs: list[tuple[list[str], dict[str, str]]]) -> None:

@@ -46,8 +46,20 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-3)
 
 
-def fit(loader: Any, **how: Any) -> Model:
-    model = Model()
+class Reloading(Model):
+    """Makes a new loader whenever Lightning asks for one."""
+
+    def __init__(self, the_config: DataConfig, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.of_loader = the_config, how
+
+    def train_dataloader(self) -> DataLoader:
+        the_config, how = self.of_loader
+        return DataLoader(the_config, **how)
+
+
+def fit(loader: Any, model: Model | None = None, **how: Any) -> Model:
+    model = model or Model()
     path = how.pop("ckpt_path", None)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -84,6 +96,19 @@ def main(the_config: DataConfig, folder: str) -> dict[str, Any]:
         fit(DataLoader(the_config, **how), enable_checkpointing=True, callbacks=[keep])
         path = os.path.join(folder, "step=5.ckpt")
         seen["resumed"] = fit(DataLoader(the_config, **how), ckpt_path=path).epochs
+        every: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1}
+        for name, epochs, how_long in (("reloaded", 1, EPOCHS), ("reloaded, epochs=2", 2, 2)):
+            model = Reloading(the_config, {**how, "epochs": epochs})
+            seen[name] = fit(None, model, **every, max_epochs=how_long).epochs
+        for steps in (5, 13):  # in the middle of an epoch, and at its end
+            kept = os.path.join(folder, f"reloaded, {steps}")
+            keep = ModelCheckpoint(kept, "{step}", every_n_train_steps=steps, save_top_k=-1)
+            model = Reloading(the_config, how)
+            fit(None, model, **every, enable_checkpointing=True, callbacks=[keep])
+            model, path = Reloading(the_config, how), os.path.join(kept, f"step={steps}.ckpt")
+            seen[f"reloaded, resumed at {steps}"] = fit(
+                None, model, **every, ckpt_path=path, max_epochs=3
+            ).epochs
     return seen
 
 

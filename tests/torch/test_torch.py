@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -169,6 +172,9 @@ def test_large_batches_are_gathered_by_torch(
         gathers.append([parts.frees_gil, 0])
         by_us(parts, *args)
 
+    pace = gather.Pace()
+    pace.copied_alone(nbytes, 1, math.inf)  # no copy takes longer than that
+    monkeypatch.setattr(gather, "_pace", pace)
     monkeypatch.setattr(torch, "index_select", counted)
     monkeypatch.setattr(DataLoader, "_feed", replace(DataLoader._feed, copy_rows=noted))
     # Files that are in memory are made ready by nobody else.
@@ -189,11 +195,83 @@ def test_large_batches_are_gathered_by_torch(
     assert all(selected == (not others) for others, selected in gathers)
 
 
+def test_a_trainers_count_of_epochs_leaves_a_loaded_state(numbered: DataConfig) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(numbered, 10, shuffle=True, epochs=2)
+
+    by_hand, counted = loader(), loader()
+    by_hand.set_epoch(6)
+    counted.batch_sampler.sampler.set_epoch(3)
+    assert counted.state_dict() == by_hand.state_dict()
+    assert counted.batch_sampler.batch_size == 10
+    next(iter(by_hand))
+    counted.load_state_dict(by_hand.state_dict())
+    counted.batch_sampler.sampler.set_epoch(0)
+    assert counted.state_dict() == by_hand.state_dict()
+    # Lightning would turn the shuffling off, as it says, of a loader that has one.
+    assert not hasattr(counted, "sampler")
+
+
+def test_one_thread_copies_for_a_while_after_torch_was_slow() -> None:
+    pace = gather.Pace()
+    assert not pace.allows(4096, 0.0)  # what one thread takes is not known yet
+    pace.copied_alone(4096, 10**6, 0.001)
+    assert pace.allows(4096, 0.0)
+    assert not pace.allows(3000, 0.0)
+    pace.copied(4096, 2 * 10**6, 1.0, 1.005)  # one thread takes 2 ms
+    assert pace.allows(4096, 1.005)
+    pace.copied(4096, 2 * 10**6, 2.0, 2.012)
+    assert not pace.allows(4096, 2.5)  # 50 times the 10 ms that were lost
+    assert pace.allows(4096, 2.513)
+    pace.copied_alone(4096, 10**6, 0.01)
+    pace.copied(4096, 2 * 10**6, 3.0, 3.012)
+    assert pace.allows(4096, 3.012)
+
+
+def test_a_gather_gives_way_where_the_cores_are_somebody_elses(
+    folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = (Attribute("pixels", "uint8", (2**17,)), Attribute(ROW, "int64"))
+    the_config = config(folder, attributes=attributes)
+    save(the_config, make(range(60), attributes))
+    now, delay, selected = 0.0, 0.0, 0
+    by_torch = torch.index_select
+
+    def held_up(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal now, selected
+        now += delay
+        selected += 1
+        return by_torch(*args, **kwargs)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, thread_time=time.thread_time)
+    monkeypatch.setattr(gather, "time", clock)
+    monkeypatch.setattr(gather, "_pace", gather.Pace())
+    monkeypatch.setattr(torch, "index_select", held_up)
+    loader = DataLoader(the_config, batch_size=6, shuffle="global")
+
+    def selected_in_an_epoch() -> int:
+        nonlocal selected
+        selected = 0
+        batches = [as_numpy(batch) for batch in loader]
+        assert sorted(n for b in batches for n in numbers_of(b, attributes)) == list(range(60))
+        return selected
+
+    for _ in range(2):
+        selected_in_an_epoch()  # makes the rows ready, and tells what one thread takes
+    assert selected_in_an_epoch() == 10
+    delay = 10.0
+    assert selected_in_an_epoch() == 1
+    assert selected_in_an_epoch() == 0
+    now, delay = now + 1000, 0.0
+    assert selected_in_an_epoch() == 10
+
+
 def read_large_batches_in_a_fork(the_config: DataConfig) -> None:
     give_up(200)
     torch.set_num_threads(2)
     loader = DataLoader(the_config, batch_size=16, shuffle="global")
-    assert sorted(int(n) for batch in loader for n in batch[ROW]) == list(range(48))
+    for _ in range(3):
+        assert sorted(int(n) for batch in loader for n in batch[ROW]) == list(range(48))
     child = os.fork()
     if child == 0:
         code = 1

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from storage_loader import DataConfig, DataLoader
-from tests.support.launched import launch, saved_in_commits
 from tests.support.rows import ROW
 
 COUNT = 103
@@ -35,17 +34,6 @@ REPEATED = {
 }
 
 pytestmark = pytest.mark.timeout(500)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    return saved_in_commits({"storage": str(tmp_path_factory.mktemp("store"))}, COUNT)
-
-
-@pytest.fixture(scope="module")
-def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
-    """What one process says, and what each of two ranks does."""
-    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
 
 
 def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:

@@ -7,6 +7,7 @@ is the real one. The last tests run where there is a GPU.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import threading
 import time
@@ -458,6 +459,9 @@ def test_rows_are_filled_as_by_numpy(nbytes: int, shift: int, rows: list[int]) -
     out = slot.empty(len(rows) * nbytes).reshape(len(rows), nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "_WORTH", 1)
+        pace = gather.Pace()
+        pace.copied_alone(nbytes, 1, math.inf)
+        patch.setattr(gather, "_pace", pace)
         gather.select_rows(parts, chosen, places, out)
     whole = np.concatenate(arrays)
     assert out.tobytes() == whole[chosen].tobytes()

@@ -7,26 +7,13 @@ from typing import Any
 import pytest
 
 from storage_loader import DataConfig, DataLoader
-from tests.support.launched import launch
-from tests.support.rows import ROW, config, save_rows
+from tests.support.rows import ROW
 
 COUNT = 103
 LIBRARY, MODULE = "pytorch_lightning", "tests.torch.lightning_run"
 ORDER: dict[str, Any] = {"shuffle": True, "seed": 3, "block": 4, "window": 30}
 
 pytestmark = pytest.mark.timeout(500)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    the_config = config({"storage": str(tmp_path_factory.mktemp("store"))})
-    return save_rows(the_config, COUNT, 40, commits=True)
-
-
-@pytest.fixture(scope="module")
-def said(saved: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
-    """What one process says, and what each of two ranks does."""
-    return launch(LIBRARY, MODULE, saved.storage, tmp_path_factory.mktemp("scratch"))
 
 
 def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
@@ -40,6 +27,18 @@ def test_one_process(saved: DataConfig, said: tuple[Any, list[Any]]) -> None:
         assert sorted(n for batch in epoch for n in batch) == list(range(16))
     assert found["overfit"] == [epoch[:2] for epoch in expected]  # other rows in each epoch
     assert found["resumed"] == [expected[0][5:], expected[1]]  # from its checkpoint of step 5
+
+
+def test_a_loader_made_anew_for_each_epoch_goes_on(
+    saved: DataConfig, said: tuple[Any, list[Any]]
+) -> None:
+    found, _ = said
+    loader = DataLoader(saved, batch_size=8, **ORDER)
+    expected = [[batch[ROW].tolist() for batch in loader] for _ in range(4)]
+    assert found["reloaded"] == expected[:2]
+    assert found["reloaded, epochs=2"] == [expected[0] + expected[1], expected[2] + expected[3]]
+    assert found["reloaded, resumed at 5"] == [expected[0][5:], *expected[1:3]]
+    assert found["reloaded, resumed at 13"] == expected[1:3]
 
 
 def test_two_processes(said: tuple[Any, list[Any]]) -> None:

@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from storage_loader import DataConfig  # noqa: E402
-from storage_loader.errors import LoaderError  # noqa: E402
+from storage_loader.errors import ConfigError, LoaderError  # noqa: E402
 from storage_loader.torch import Dataset, IterableDataset  # noqa: E402
 from tests.support.rows import numbers_of  # noqa: E402
 
@@ -66,11 +66,14 @@ def train(
         save_steps=10,
         seed=5,
         use_cpu=True,
-        remove_unused_columns=False,
         disable_tqdm=True,
         logging_strategy="no",
         report_to=[],
-        **{"per_device_train_batch_size": 8 if collate is None else 1, **how},
+        **{
+            "remove_unused_columns": False,
+            "per_device_train_batch_size": 8 if collate is None else 1,
+            **how,
+        },
     )
     trainer = Trainer(model, arguments, train_dataset=dataset, data_collator=collate)
     path = None if checkpoint is None else os.path.join(folder, f"checkpoint-{checkpoint}")
@@ -97,6 +100,15 @@ def refused() -> str:
     return ""
 
 
+def stacked(**how: Any) -> str:
+    """What is said of whole batches that the Trainer would make batches of."""
+    try:
+        train("stacked", whole(), **how)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def main(checkpoint: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (make, how) in WAYS.items():
@@ -112,6 +124,11 @@ def main(checkpoint: int) -> dict[str, Any]:
         ignore_data_skip=True,
     )
     found["refused"] = refused()
+    if "WORLD_SIZE" not in os.environ:  # of several ranks only one would be told
+        ways: list[dict[str, Any]] = [
+            {}, {"dataloader_num_workers": 1}, {"remove_unused_columns": True}
+        ]  # fmt: skip
+        found["stacked"] = [stacked(**how) for how in ways]
     return found
 
 

@@ -191,10 +191,11 @@ class PaddedRows:
                 out[place : place + size] = source[start : start + size]
             return made
 
-        def lengths(i: int, memory: Memory | None) -> Array:
-            return kept[i].copy()
+        def length(i: int, memory: Memory | None) -> Array:
+            lengths: Array = kept[i].copy()
+            return lengths
 
-        return {attribute.name: dense, length_name(attribute.name): lengths}
+        return {attribute.name: dense, length_name(attribute.name): length}
 
 
 def length_name(name: str) -> str:
@@ -228,7 +229,7 @@ class TextRows:
                 ]
             try:
                 return [decode(text) for text in texts]
-            except ValueError:
+            except (ValueError, RecursionError):
                 return [_decoded(name, decode, text) for text in texts]  # says which
 
         return {name: field}
@@ -237,7 +238,7 @@ class TextRows:
 def _decoded(name: str, decode: Callable[[memoryview], Any], text: memoryview) -> Any:
     try:
         return decode(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"attribute {name!r}: a row is not what it should be: {error}") from error
 
 
@@ -254,7 +255,11 @@ def _text(data: memoryview) -> str:
 
 
 def _json(data: memoryview) -> Any:
-    return json.loads(str(data, "utf-8"))
+    return json.loads(str(data, "utf-8"), parse_constant=_no_json)
+
+
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 _DECODERS: dict[str, Callable[[memoryview], Any]] = {

@@ -49,13 +49,27 @@ def make_subset(subset: Any, num_rows: int) -> Subset:
         rows = np.arange(round(float(subset) * num_rows))
     elif isinstance(subset, slice):
         rows = np.arange(*subset.indices(num_rows))
+    elif isinstance(subset, (list, tuple)) and len(subset) > 1 and all(map(_has_rows, subset)):
+        raise ConfigError(
+            f"subset: {len(subset)} parts; give one of them, as of `train, test = split(...)`"
+        )
     elif isinstance(subset, (str, bytes, int)) or not hasattr(subset, "__len__"):
         raise ConfigError(
             f"subset {shown(subset)}: a fraction (float), a slice, a boolean mask or row numbers"
         )
     else:
-        rows = _listed(np.asarray(subset), num_rows)
+        try:
+            listed = np.asarray(subset)
+        except ValueError:  # of lists that are not equally long
+            raise ConfigError(f"subset {shown(subset)}: a mask or row numbers") from None
+        rows = _listed(listed, num_rows)
     return Subset(len(rows), rows.astype(np.int64))
+
+
+def _has_rows(one: object) -> bool:
+    """Whether this may be a part, and is no row number."""
+    is_text = isinstance(one, (str, bytes))
+    return not is_text and hasattr(one, "__len__") and getattr(one, "ndim", 1) > 0
 
 
 def _listed(listed: Any, num_rows: int) -> Rows:
@@ -110,10 +124,12 @@ def _counts(num_rows: int, fractions: Sequence[float]) -> list[int]:
         numbers = shares = []
     whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in numbers)
     if whole and all(n >= 0 for n in numbers) and sum(numbers) > 1:
-        if sum(numbers) != num_rows:
+        left = num_rows - sum(numbers)
+        if left:
+            remedy = f"give a part for the other {left}, too" if left > 0 else f"take {-left} away"
             raise ConfigError(
-                f"fractions {shown(fractions)}: these are {sum(numbers)} rows, and the dataset has "
-                f"{num_rows}; give a part for all others, too"
+                f"fractions {shown(fractions)}: these are {sum(numbers)} rows, and there are "
+                f"{num_rows}; {remedy}"
             )
         return [int(n) for n in numbers]
     if not shares or any(not 0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
