@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 import click
+import numpy as np
 
 from ..catalog import (
     DatasetInfo,
@@ -147,14 +148,15 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
 def head_command(version: str | None, rows: int, as_json: bool, **which: Any) -> None:
     """Show the first rows of a dataset.
 
-    Of an image, or any row of more than eight numbers, it shows shape, range and mean.
+    Of an image, or any row of more than eight numbers, it shows shape, range and mean; of bytes
+    how many there are. With --json bytes are base64.
     """
     dataset = Dataset(chosen(**which), version=version)
     batch = dataset[:rows]
     if as_json:
         count = min(rows, len(dataset))
         echo_json_rows(
-            [{name: array[row, ...] for name, array in batch.items()} for row in range(count)]
+            [{name: _row(array, row) for name, array in batch.items()} for row in range(count)]
         )
         return
     cells = [
@@ -162,6 +164,11 @@ def head_command(version: str | None, rows: int, as_json: bool, **which: Any) ->
         for row in range(min(rows, len(dataset)))
     ]
     table(("ROW", *batch), cells, right=(0,))
+
+
+def _row(column: Any, row: int) -> Any:
+    """One row of an array, always as an array; of other columns what they hold."""
+    return column[row, ...] if isinstance(column, np.ndarray) else column[row]
 
 
 @click.command("log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,7 @@ def echo_json_rows(rows: Sequence[Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value in what JSON has: an array is nested lists, a complex number a pair."""
+    """The value in what JSON has: nested lists, a pair for a complex number, base64 for bytes."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, np.ndarray):
@@ -73,7 +74,7 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def counted(number: int, noun: str) -> str:
@@ -94,9 +95,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
 
 
 def cell(value: Any) -> str:
-    """An array or scalar of a row in a line of at most 60 characters.
+    """A row of one attribute in a line of at most 60 characters.
 
-    Of many numbers, as an image has, their shape, range and mean.
+    Of many numbers, as an image has, their shape, range and mean; of bytes how many there are.
     """
     if isinstance(value, np.ndarray) and value.ndim and value.size > _FEW:
         axes = " x ".join(map(str, value.shape))
@@ -105,8 +106,16 @@ def cell(value: Any) -> str:
         numbers = value.astype(np.float64) if value.dtype.kind != "b" else value
         low, high = (f"{one:.4g}" for one in (numbers.min(), numbers.max()))
         return f"{axes}, {low} to {high}, mean {numbers.mean():.4g}"
-    with np.printoptions(threshold=6, edgeitems=2, linewidth=10_000, precision=4):
-        text = " ".join(str(value).split())
+    if isinstance(value, bytes):
+        begins = f": {value[:12].hex(' ')}{' ...' if len(value) > 12 else ''}" if value else ""
+        return f"{counted(len(value), 'byte')}{begins}"
+    if isinstance(value, str):
+        text = " ".join(value[:1000].split())
+    elif isinstance(value, (np.ndarray, np.generic)):
+        with np.printoptions(threshold=6, edgeitems=2, linewidth=10_000, precision=4):
+            text = " ".join(str(value).split())
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
