@@ -145,7 +145,11 @@ def _of_rows(rows: Sequence[Any] | Array, attribute: Attribute) -> Ragged:
             return _none(attribute)
         count, items, *shape = rows.shape
         return Ragged(rows.reshape(count * items, *shape), np.arange(count + 1) * items)
-    arrays = [_row(row, i, attribute) for i, row in enumerate(rows)]
+    arrays = (
+        rows
+        if _are_alike(rows, attribute)
+        else [_row(row, i, attribute) for i, row in enumerate(rows)]
+    )
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     full = [(i, array) for i, array in enumerate(arrays) if len(array)]  # others say no dtype
     if not full:
@@ -153,6 +157,22 @@ def _of_rows(rows: Sequence[Any] | Array, attribute: Attribute) -> Ragged:
     if len({array.dtype for _, array in full}) > 1:  # numpy's common dtype may lose values
         full = [(i, cast(array, attribute, lambda _, i=i: i)) for i, array in full]  # type: ignore[misc]
     return Ragged.of_lengths(np.concatenate([array for _, array in full]), lengths)
+
+
+def _are_alike(rows: Sequence[Any], attribute: Attribute) -> bool:
+    """Whether all are arrays of one dtype and of the items' shape, which need no closer look."""
+    if set(map(type, rows)) != {np.ndarray}:
+        return False
+    [kind, *others] = {(row.dtype, row.ndim, row.shape[1:]) for row in rows}
+    return (
+        not others
+        and kind[0].kind in "biufc"
+        and kind[1:]
+        == (
+            1 + len(attribute.item_shape),
+            attribute.item_shape,
+        )
+    )
 
 
 def _none(attribute: Attribute) -> Ragged:
