@@ -13,6 +13,7 @@ from ..errors import ConfigError, LoaderAttributeError, LoaderError
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from .dataset import Dataset
 from .feed import nobody
+from .fill.ragged import length_name
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
@@ -21,7 +22,6 @@ from .order.state import Start, StartHere, State
 from .order.subset import Subset
 from .run.stats import Stats
 from .run.workers import Pool
-from .fill.ragged import length_name
 from .settings import (
     Settings,
     cache_size_of,

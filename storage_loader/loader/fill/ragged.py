@@ -192,7 +192,8 @@ class PaddedRows:
             return made
 
         def lengths(i: int, memory: Memory | None) -> Array:
-            return kept[i].copy()
+            copied: Array = kept[i].copy()
+            return copied
 
         return {attribute.name: dense, length_name(attribute.name): lengths}
 
