@@ -55,8 +55,8 @@ def gathered(
     """Batches of `rows`, of shape (batches, rows of a batch): arrays of shape (rows, *shape).
 
     A row of -1 is zeros, or empty; `ready` holds every other one. Each batch is put into a memory
-    of its own, which comes beside it. Where that is None the arrays are new, of one batch or, for small
-    rows, slices of what a few batches share.
+    of its own, which comes beside it. Where that is None the arrays are new, of one batch or, for
+    small rows, slices of what a few batches share.
     """
     count, size = rows.shape
     made_by = made_by or fillers(schema)
