@@ -156,6 +156,17 @@ class Snapshot:
     def _mean_nbytes(self) -> int:
         return int(self.objects.decoded.sum()) // max(1, self.num_rows)
 
+    @property
+    def values_nbytes(self) -> int | None:
+        """Bytes of a row's values, without the ends: a mean where rows have no fixed size, and
+        None where there is no row to take it of."""
+        if not self.schema.is_variable:
+            return self.schema.row_nbytes
+        if not self.num_rows:
+            return None
+        ends = sum(a.row_nbytes for a in self.schema if a.is_variable)
+        return round(int(self.objects.decoded.sum()) / self.num_rows) - ends
+
     def read_nbytes(self, schema: Schema) -> int:
         """Bytes of some attributes of a row, in the mean: at most, where others have no fixed
         size."""

@@ -408,7 +408,7 @@ def test_ls_goes_on_after_what_cannot_be_read(filled: str, what: str) -> None:
             ["other", "-", "2", "1", *lines[0][4:]],
             ["rows", "split=train", "version=1", "1,200", "1", *lines[1][5:]],
             ["rows", *(["split=test", "version=1"] if known else [f"({path.parts[-2]})"])]
-            + ["-", "-", "cannot", "be", "read"],
+            + ["-", "-", "-", "cannot", "be", "read"],
         ]
     )
     assert result.stderr.startswith(f"error: file://{path}: format None;")
