@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any
 
 import click
-import numpy as np
 
 from ..catalog import (
     DatasetInfo,

@@ -48,22 +48,25 @@ json_option = click.option("--json", "as_json", is_flag=True, help="All of it as
 
 def echo_json(value: Any) -> None:
     """Print a value as JSON; what is not finite is null, and bytes are base64."""
-    try:
-        text = json.dumps(_plain(value), indent=2, allow_nan=False)
-    except RecursionError:
-        raise LoaderError("a JSON value is nested too deeply to be printed") from None
-    for line in text.split("\n"):
+    for line in _json_text(value, indent=2).split("\n"):
         echo(line)
 
 
 def echo_json_rows(rows: Sequence[Any]) -> None:
     """The same of a list, a line for each: an image's numbers would be a line each."""
-    lines = [json.dumps(_plain(row), allow_nan=False) for row in rows]
+    lines = [_json_text(row) for row in rows]
     echo(f"[{'' if lines else ']'}")
     for number, line in enumerate(lines, 1):
         echo(f"  {line}{',' if number < len(lines) else ''}")
     if lines:
         echo("]")
+
+
+def _json_text(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    except RecursionError:
+        raise LoaderError("a JSON value is nested too deeply to be printed") from None
 
 
 def _plain(value: Any) -> Any:

@@ -110,49 +110,6 @@ def test_info(filled: str) -> None:
     )
 
 
-def test_info_and_head_of_rows_of_no_fixed_size(folder: dict[str, str]) -> None:
-    attributes = [
-        Attribute("tokens", "int32", (None,)),
-        Attribute("boxes", "float32", (None, 4)),
-        Attribute("raw", "bytes"),
-        Attribute("caption", "str"),
-        Attribute("meta", "json"),
-    ]
-    the_config = DataConfig("varied", attributes, **folder)
-    batch = {
-        "tokens": [np.arange(100), [1, 2], []],
-        "boxes": [[], np.ones((1, 4)), np.zeros((5, 4))],
-        "raw": [b"", b"\xff\xd8", bytes(2000)],
-        "caption": ["a\n cat", "", "é" * 100],
-        "meta": [{"é": [1, None]}, None, "text"],
-    }
-    save(the_config, batch)
-    lines = run("info", folder["storage"], "varied").stdout.splitlines()
-    assert lines[-6:] == [
-        "ATTRIBUTE  DTYPE    ROW SHAPE  ROW SIZE",
-        "tokens     int32    (None,)      varies",
-        "boxes      float32  (None, 4)    varies",
-        "raw        bytes    ()           varies",
-        "caption    str      ()           varies",
-        "meta       json     ()           varies",
-    ]
-    described = json.loads(run("info", folder["storage"], "varied", "--json").stdout)
-    assert [a["shape"] for a in described["attributes"]] == [[None], [None, 4], [], [], []]
-    assert {a["row_nbytes"] for a in described["attributes"]} == {None}
-    shown = run("head", folder["storage"], "varied").stdout.splitlines()
-    assert shown[1].endswith('{"é": [1, null]}')
-    assert "100, 0 to 99, mean 49.5" in shown[1]
-    assert "a cat" in shown[1]
-    assert "2 bytes: ff d8" in shown[2]
-    assert "2,000 bytes: 00 00 00 00 00 00 00 00 00 00 00 00 ..." in shown[3]
-    assert f"{'é' * 57}..." in shown[3]
-    rows = json.loads(run("head", folder["storage"], "varied", "--json").stdout)
-    assert rows[1] == {
-        "tokens": [1, 2], "boxes": [[1, 1, 1, 1]], "raw": "/9g=", "caption": "", "meta": None
-    }  # fmt: skip
-    assert [row["meta"] for row in rows] == batch["meta"]
-
-
 def test_head(folder: dict[str, str]) -> None:
     attributes = [
         Attribute("id", "int64"),
