@@ -71,7 +71,7 @@ def _reduce_tensor(value: Any) -> Any:
     """A pickler's `reducer_override`: tensors go as arrays, whose memory is not copied."""
     if not isinstance(value, tf.Tensor) or not (value.dtype.is_numeric or value.dtype.is_bool):
         return NotImplemented
-    array = value.numpy()
+    array = np.asarray(value.numpy())  # which gives a scalar's value
     if value.dtype == tf.bfloat16:
         return _bfloat16, (array.view(np.uint16),)
     return as_tensor, (array,)
