@@ -31,6 +31,8 @@ from .ragged import is_leaf
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of `jax.Array`s.
 
+    Rows that differ in length are a `Ragged` of them, or a dense one by `pad`; bytes, text and JSON
+    are lists.
     Each batch is on its way to the device while the one before it is in use; where the device is
     the processor, an array lies on the batch's own memory. `transform` gets numpy arrays; what it
     returns is placed, array by array. Without `rank` and `world_size` those of JAX's processes

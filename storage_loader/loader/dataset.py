@@ -23,9 +23,10 @@ _ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
 class Dataset(View):
     """A dataset as a sequence of rows; reads only the blocks of the rows asked for.
 
-    `ds[17]` is one row: a dict of arrays without a batch axis. `ds[10:20]`, `ds[[3, 1, 2]]`
-    and `ds[mask]` are batches with a leading axis; a slice, a list or array of row numbers,
-    or a boolean array of one entry a row. Out of range is `IndexError`. Safe from many
+    `ds[17]` is one row: a dict of arrays without a batch axis, of `bytes`, `str` and JSON
+    values. `ds[10:20]`, `ds[[3, 1, 2]]` and `ds[mask]` are batches as `DataLoader`'s: of a slice,
+    a list or array of row numbers, or a boolean array of one entry a row. Rows that differ in
+    length are a `Ragged` there. Out of range is `IndexError`. Safe from many
     threads, after a fork, and picklable.
     """
 

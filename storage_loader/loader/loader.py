@@ -46,7 +46,10 @@ L = TypeVar("L", bound="DataLoader")
 
 
 class DataLoader(View):
-    """Iterates over batches: dicts of arrays of shape (batch_size, *shape).
+    """Iterates over batches, which are dicts by attribute.
+
+    Rows of a fixed shape are an array of shape (batch_size, *shape), those that differ in length
+    a `Ragged`, or an array by `pad`. Bytes, text and JSON are lists of `bytes`, `str` and values.
 
     Each `iter(loader)` runs the loader's next epoch, also after an early exit; `set_epoch`
     chooses it. Row k of an epoch is a function of seed, epoch, version and order settings
@@ -88,8 +91,8 @@ class DataLoader(View):
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
         `last_batch`: what becomes of a last global batch that is not full: "partial" splits it
-        evenly over the ranks, "drop" leaves it out, "pad" fills it with zeros, "wrap" with the
-        epoch's first rows. `drop_last=True` is short for `last_batch="drop"`.
+        evenly over the ranks, "drop" leaves it out, "pad" fills it with zeros or empty rows, "wrap"
+        with the epoch's first rows. `drop_last=True` is short for `last_batch="drop"`.
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or

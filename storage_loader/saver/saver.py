@@ -169,8 +169,12 @@ class DataSaver:
             self._abort_soon()
 
     def __call__(self, batch: object) -> None:
-        """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
+        """Save a batch: a dict by attribute, or a DataFrame.
 
+        Numbers of a fixed shape come as an array or tensor with a leading row axis. Rows that
+        differ in length come as a list of arrays, `(values, lengths)`, a nested or ragged tensor or
+        a column of pyarrow or pandas; bytes, text and JSON as a list, strings of an array or
+        tensor, or such a column.
         The rows are copied; a batch is taken whole or, on an error, not at all. Raises
         `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed, or where the
         batch was taken but a commit that was due (`commit_every`) failed.

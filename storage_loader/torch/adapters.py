@@ -47,6 +47,8 @@ FEED = Feed(
 class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
     """`storage_loader.Dataset` whose rows are dicts of tensors: a map-style torch dataset.
 
+    Rows that differ in length are tensors of their own lengths, of a batch a nested tensor; bytes,
+    text and JSON are no tensors.
     Works under `torch.utils.data.DataLoader` with workers of any start method; a batch of
     rows is read at once, and collated as `collate` says. Under `torch.distributed` all ranks
     read rank 0's version.
@@ -78,6 +80,8 @@ def _is_batch(index: Any) -> bool:
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of tensors; `transform` gets tensors.
 
+    Rows that differ in length are a nested tensor of the jagged layout, or a dense one by `pad`;
+    bytes, text and JSON are lists.
     Without `rank` and `world_size` those of `torch.distributed` hold, where it is initialised
     when the loader is first used; all ranks then read rank 0's version, so every rank must
     make the loader and use it. An iteration begins when its first batch is asked for.
