@@ -9,6 +9,7 @@ import click
 from ..errors import StorageLoaderError
 from .bench import bench_command
 from .cache import cache_commands
+from .check import check_command
 from .look import head_command, info_command, log_command, ls_command
 from .text import echo_error
 from .upkeep import gc_command, rm_command, verify_command
@@ -24,6 +25,7 @@ from .upkeep import gc_command, rm_command, verify_command
         gc_command,
         verify_command,
         bench_command,
+        check_command,
         cache_commands,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,6 +41,7 @@ def cli() -> None:
     taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
 
     \b
+    storage-loader check s3://bucket/prefix --endpoint http://127.0.0.1:9000
     storage-loader ls ./data
     storage-loader info digits
     storage-loader info ./data digits --where split=train

@@ -194,7 +194,7 @@ class MinioS3(Store):
             method, url, body=body, headers=self._signed(method, url, headers), redirect=False
         )
         if response.status >= 300:
-            failure = replace(request, code=_code(response.data), status=response.status)
+            failure = replace(request, code=code_of(response.data), status=response.status)
             raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
         return response
 
@@ -362,7 +362,8 @@ def _time(value: datetime | None) -> datetime:
     return value or datetime.fromtimestamp(0, timezone.utc)
 
 
-def _code(body: bytes) -> str:
+def code_of(body: bytes) -> str:
+    """The code of a refusal; "" where its body has none."""
     _, _, rest = body.partition(b"<Code>")
     return rest.partition(b"</Code>")[0].decode(errors="replace")
 

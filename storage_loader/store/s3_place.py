@@ -12,6 +12,7 @@ from ..config import DEFAULT_TIMEOUT, DataConfig, parse_endpoint
 from ..credentials import Provider
 from ..errors import (
     BucketNotFoundError,
+    KeysRefusedError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectShortError,
@@ -156,7 +157,7 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
             "(DataSaver creates it where the keys allow)"
         )
     elif failure.code in _WRONG_KEYS:
-        error = PermissionDeniedError(
+        error = KeysRefusedError(
             f"{where}: the server refused the keys ({failure.code}); check access_key and "
             "secret_key, or the AWS_* variables"
         )
