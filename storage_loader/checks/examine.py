@@ -170,6 +170,8 @@ def _cleaned(
         trial.threads.submit(remove).result(max(1.0, end - time.monotonic()))
     except (NotDoneError, StorageLoaderError, OSError):
         return folder.folder, 0
+    if states.get("delete") == "falls short":
+        return folder.folder, 0
     try:
         return "", trial.threads.submit(sweep).result(max(1.0, end - time.monotonic()))
     except (NotDoneError, StorageLoaderError, OSError):
