@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from storage_loader import Check, Checked
 from storage_loader.cli import cli
-from tests.support.command import failing, run
+from tests.support.command import failing, run, runner
 
 GOOD = Check("list", "holds")
 SHORT = Check("put", "falls short", "no permission", "nothing can be saved", "allow s3:PutObject")
@@ -43,8 +42,8 @@ def test_the_exit_code_tells_the_worst_point(
     monkeypatch: pytest.MonkeyPatch, points: list[Check], code: int
 ) -> None:
     given(monkeypatch, *points)
-    assert CliRunner().invoke(cli, ["check", "s3://bucket"]).exit_code == code
-    assert CliRunner().invoke(cli, ["check", "s3://bucket", "--json"]).exit_code == code
+    assert runner().invoke(cli, ["check", "s3://bucket"]).exit_code == code
+    assert runner().invoke(cli, ["check", "s3://bucket", "--json"]).exit_code == code
 
 
 def test_the_table_says_what_a_point_costs_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +97,9 @@ def test_without_a_storage_the_default_one_is_checked(
 
 
 def test_less_time_than_it_takes_is_refused() -> None:
-    result = CliRunner().invoke(cli, ["check", "x", "--seconds", "3"])
+    result = runner().invoke(cli, ["check", "x", "--seconds", "3"])
     assert result.exit_code == 2
-    assert "--seconds" in result.output
+    assert "--seconds" in result.stderr
 
 
 def test_errors_of_a_store_name_the_next_step(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -56,6 +58,32 @@ def test_every_dependency_is_pinned_within_its_bounds(project: dict[str, Any]) -
         wanted = Requirement(line)
         name = INSTEAD.get(wanted.name, wanted.name)
         assert wanted.specifier.contains(pinned[canonicalize_name(name)]), line
+
+
+def lowest() -> Any:
+    """The program that `make test-oldest` takes its versions from."""
+    pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    return import_module("tests.support.lowest")
+
+
+def test_the_lowest_versions_are_those_of_the_bounds(project: dict[str, Any]) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = [*project["optional-dependencies"]]
+    found = dict(line.split("==") for line in lowest().constraints(text, *extras))
+    for line in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        wanted = Requirement(line)
+        if wanted.specifier:
+            assert wanted.specifier.contains(found[wanted.name]), line
+            below = [s for s in wanted.specifier if s.operator == ">="]
+            assert [s.version for s in below] == [found[wanted.name]], line
+        else:
+            assert wanted.name not in found
+
+
+@pytest.mark.parametrize("line", ["a<2", "a>1", "a>=1,>=2", "a==", "a; b"])
+def test_a_dependency_without_a_lowest_version_is_no_other(line: str) -> None:
+    with pytest.raises(ValueError, match=r"no lower bound|no requirement"):
+        lowest().lowest(line)
 
 
 def test_torch_is_pinned_in_a_file_of_its_own() -> None:
