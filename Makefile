@@ -22,7 +22,7 @@ QUICK := $(addprefix tests/,saver/test_saver.py loader/test_loader.py loader/tes
 .PHONY: help venv demo test test-newest test-oldest lint bench s3
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 

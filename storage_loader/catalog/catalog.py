@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, require_config
+from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
     DatasetNotFoundError,
     FormatError,
@@ -146,12 +146,14 @@ class Catalog:
         variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
-        names = list(self.store.list_folders())
+        names = [folder for folder in self.store.list_folders() if is_dataset_name(folder)]
         if name in names:
-            return (
-                f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
-                "(storage-loader gc removes what it left)"
-            )
+            if any(self.store.list(name)) or any(self.store.list_unfinished(name)):
+                return (
+                    f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
+                    "(storage-loader gc removes what it left)"
+                )
+            names.remove(name)  # some servers keep a folder whose last object was deleted
         if not names:
             return self.store.absence() or "the storage holds no dataset"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -76,6 +76,11 @@ def _get(trial: Trial) -> Found:
     trial.store.put(key, _BODY)
     if bytes(trial.store.get(key)) != _BODY:
         return _other_bytes("an object")
+    return _missing(trial)
+
+
+def _missing(trial: Trial) -> Found:
+    """What is not there is told to be so."""
     try:
         trial.store.get(trial.store.key("missing"))
     except ObjectNotFoundError:
@@ -85,7 +90,8 @@ def _get(trial: Trial) -> Found:
             f"what is missing is answered as forbidden: {error}",
             cost="a dataset that does not exist yet cannot be told from one without permission, "
             "and saving it fails",
-            remedy="allow s3:ListBucket, too: then servers answer 404",
+            remedy="allow s3:ListBucket without the condition s3:prefix, or with one of "
+            "StringLikeIfExists: see docs/servers.md",
         )
     return _other_bytes("an object that was never put")
 
@@ -131,8 +137,10 @@ def read_something(trial: Trial) -> Found:
             if len(whole) != info.nbytes:
                 return _other_bytes(info.key)
             last = (info.nbytes - 1, info.nbytes)
-            found = _ranged(trial, info.key, [last], [whole[-1:]])
-            return holds(f"tried with {info.key}") if found.state == "holds" else found
+            for found in (_ranged(trial, info.key, [last], [whole[-1:]]), _missing(trial)):
+                if found.state != "holds":
+                    return found
+            return holds(f"tried with {info.key}")
     return untried("nothing lies here to be read", "save a dataset first, or check by writing")
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from typing_extensions import Buffer
 
-from ..errors import StoreError
+from ..errors import PermissionDeniedError, StoreError
 from ..store import Store
 from ..store.forwarding import ForwardingStore
 
@@ -64,7 +64,11 @@ class OwnFolder(ForwardingStore):
 
     def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
         with self.writing([key]):
-            super().put(key, data, create=create)
+            try:
+                super().put(key, data, create=create)
+            except PermissionDeniedError:
+                self._written.discard(key)
+                raise
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = list(keys)

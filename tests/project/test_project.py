@@ -108,6 +108,7 @@ def test_compose_starts_only_local_and_pinned_servers() -> None:
         assert re.search(r":(RELEASE\.)?\d", service["image"]), f"{name}: no fixed version"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert name.endswith("-bucket") or service["healthcheck"]["test"], name
+    assert "-master.telemetry=false" in services["seaweedfs"]["command"]  # reports to nobody
     assert {name for name in services if f"{name}-bucket" in services} == {"minio", "seaweedfs"}
 
 
