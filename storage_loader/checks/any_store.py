@@ -24,6 +24,7 @@ SKEW = timedelta(minutes=1)
 _SAVING = 4  # puts at once, as a saver's
 _LOADING = 32  # reads at once, as a loader's
 _TOGETHER = 10.0  # seconds until all creators have a thread
+_LISTING = 2.0  # seconds for a listing of all that was put
 _SMALL = 40  # requests whose median time is told
 _BODY = bytes(range(256)) * 4
 
@@ -121,6 +122,8 @@ def _ranged(trial: Trial, key: str, wanted: list[tuple[int, int]], right: list[b
     except PermissionDeniedError:
         raise
     except StoreError as error:
+        if error.is_transient:
+            raise
         reason = str(error)
     return short(
         reason,
@@ -251,6 +254,8 @@ def _refusal(trial: Trial, key: str) -> str:
     except PermissionDeniedError:
         raise
     except StoreError as error:
+        if error.is_transient:
+            raise
         return str(error)
     return ""
 
@@ -258,7 +263,9 @@ def _refusal(trial: Trial, key: str) -> str:
 def _is_own(trial: Trial, key: str) -> bool:
     try:
         return bytes(trial.store.get(key)) == key.encode()
-    except StoreError:
+    except StoreError as error:
+        if error.is_transient:
+            raise
         return False
 
 
@@ -294,11 +301,10 @@ def _listed(trial: Trial, folder: str) -> list[str]:
 def _pages(trial: Trial) -> Found:
     effort = trial.effort
     folder = trial.store.key("pages")
-    end = trial.until(effort.listed_seconds)
     keys = [f"{folder}/{number:06}" for number in range(effort.listed)]
 
     def put(key: str) -> bool:
-        if time.monotonic() > end:
+        if time.monotonic() > trial.end - _LISTING:
             return False
         trial.store.put(key, b"")
         return True
@@ -479,6 +485,7 @@ PROMISES = (
     Point("created again", _again, needs=("create-only",)),
     Point("fresh listings", _fresh, needs=("list", *_WRITING)),
     Point("literal keys", _literal, needs=("get", "fresh listings")),
-    Point("whole listings", _pages, needs=("fresh listings",), unless=_KEPT),
 )
+# The last one: it takes what time is left.
+PAGES = Point("whole listings", _pages, needs=("fresh listings",), unless=_KEPT)
 SPEED = Point("speed", _speed, needs=("list", "range"), unless=_KEPT)

@@ -14,7 +14,7 @@ from ..credentials import Provider
 from ..errors import ConfigError, StorageLoaderError
 from ..keywords import checked_keywords, flag, shown
 from ..store import S3Place, Store, open_store
-from .any_store import CLOCK, LIST, PROMISES, READ, SPEED, VERBS
+from .any_store import CLOCK, LIST, PAGES, PROMISES, READ, SPEED, VERBS
 from .folder import FolderPoints
 from .own import OwnFolder
 from .s3 import S3Points
@@ -124,6 +124,7 @@ def _points(own: OwnPoints | None, *, read_only: bool) -> list[Point]:
         *after,
         *PROMISES,
         SPEED,
+        PAGES,
     ]
     if read_only:
         return [point for point in every if not point.writes]
@@ -145,12 +146,14 @@ def _tried(point: Point, trial: Trial, before: Sequence[Check]) -> Found:
     left = trial.end - time.monotonic()
     if left <= 0:
         return untried("no time was left", "the storage is slow; see what speed says")
+    finding = trial.threads.submit(point.find, trial)
     try:
-        return trial.threads.submit(point.find, trial).result(left)
+        error = finding.exception(left)  # `result` would raise a store's own TimeoutError alike
     except NotDoneError:
         return untried("it took longer than there was time")
-    except (StorageLoaderError, OSError) as error:
+    if isinstance(error, (StorageLoaderError, OSError)):
         return untried(str(error))
+    return finding.result()
 
 
 def _cleaned(

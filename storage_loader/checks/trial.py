@@ -23,8 +23,7 @@ class Effort:
     rounds: int = 20  # of them
     fresh: int = 10  # objects that are listed right after they were put, and deleted
     listed: int = 1001  # objects: S3 lists 1,000 at a time
-    race_seconds: float = 6.0  # at most; so are the next two
-    listed_seconds: float = 6.0
+    race_seconds: float = 6.0  # at most
     speed_seconds: float = 1.5  # in each direction
     object_nbytes: int = 8 * 2**20  # of what is moved meanwhile
 

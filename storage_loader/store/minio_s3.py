@@ -278,8 +278,10 @@ class MinioS3(Store):
         with self._mapped_errors("delete", ""):
             errors = list(self._minio.remove_objects(self._place.bucket, wanted))
         if errors:
-            failure = Failure("delete", errors[0].name or "", code=errors[0].code)
-            raise_mapped(self._shown, failure, RuntimeError(errors[0].message or errors[0].code))
+            first = errors[0]
+            key, code = self._place.own_key(first.name or ""), first.code or ""
+            failure = Failure("delete", key, code=code, status=_STATUS.get(code, 0))
+            raise_mapped(self._shown, failure, RuntimeError(first.message or code))
 
     def prepare(self) -> None:
         with self._mapped_errors("create bucket", ""):

@@ -225,7 +225,12 @@ def test_a_versioned_bucket_is_told_and_little_is_left_in_it(
 def test_rules_by_which_datasets_expire_are_found(
     s3_server: S3Server, s3_bucket: str, prefix: str, is_met: bool
 ) -> None:
-    rule = Rule(ENABLED, Filter(prefix=prefix), rule_id="expire", expiration=Expiration(days=3))
+    rule = Rule(
+        status=ENABLED,
+        rule_filter=Filter(prefix=prefix),
+        rule_id="expire",
+        expiration=Expiration(days=3),
+    )
     s3_server.client().set_bucket_lifecycle(s3_bucket, LifecycleConfig([rule]))
     checked = checked_at(s3_place(s3_server, s3_bucket, "p"))
     assert names(checked.falls_short) == (["expiry"] if is_met else [])
@@ -235,8 +240,8 @@ def test_rules_by_which_datasets_expire_are_found(
 
 def test_a_rule_for_what_checks_leave_is_no_fault(s3_server: S3Server, s3_bucket: str) -> None:
     rule = Rule(
-        ENABLED,
-        Filter(prefix="p/.storage-loader-check/"),
+        status=ENABLED,
+        rule_filter=Filter(prefix="p/.storage-loader-check/"),
         rule_id="expire",
         expiration=Expiration(days=1),
     )

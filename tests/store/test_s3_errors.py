@@ -685,3 +685,22 @@ def test_no_text_of_an_object_holds_a_key(place: S3Place) -> None:
             for text in (repr(thing), str(thing)):
                 assert ACCESS not in text
                 assert SECRET not in text
+
+
+def test_a_key_that_may_not_be_deleted_is_named(
+    answers: Answers, place: S3Place, client: Callable[[S3Place], Store]
+) -> None:
+    """A request for several keys is granted, and says for each what came of it."""
+    answers.always(
+        Answer(
+            200,
+            b"<DeleteResult><Error><Key>some prefix/a/b</Key><Code>AccessDenied</Code>"
+            b"<Message>no</Message></Error></DeleteResult>",
+        )
+    )
+    with pytest.raises(
+        PermissionDeniedError,
+        match=r"delete s3://bucket/some prefix/a/b at .*"
+        r"no permission \(AccessDenied\); .* this needs s3:DeleteObject",
+    ):
+        client(place).delete(["a/b", "c"])
