@@ -15,6 +15,7 @@ from ..errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     PermissionDeniedError,
+    StoreConnectionError,
     StoreError,
 )
 from .trial import Point, Trial
@@ -121,6 +122,9 @@ def _ranged(trial: Trial, key: str, wanted: list[tuple[int, int]], right: list[b
         reason = "other bytes came than those of the range"
     except PermissionDeniedError:
         raise
+    except StoreConnectionError as error:
+        trial.store.get(key)  # this one arrives: so it is the answer to a range that does not
+        reason = str(error)
     except StoreError as error:
         if error.is_transient:
             raise

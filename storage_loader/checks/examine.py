@@ -106,7 +106,7 @@ def examine(
             found = _tried(point, trial, checks)
             checks.append(Check(point.name, found.state, found.detail, found.cost, found.remedy))
     finally:
-        folder.end(min(_UNDER_WAY, _CLEANING))
+        folder.end(_UNDER_WAY)
         if not read_only:
             left, swept = _cleaned(folder, own, trial, _states(checks), began + seconds)
     return Checked(store.url, tuple(checks), time.monotonic() - began, left, swept)
@@ -170,12 +170,12 @@ def _cleaned(
         return folder.sweep() if states.get("delete") == "holds" else 0
 
     try:
-        trial.threads.submit(remove).result(max(1.0, end - time.monotonic()))
+        trial.threads.submit(remove).result(end - time.monotonic())
     except (NotDoneError, StorageLoaderError, OSError):
         return folder.folder, 0
     if states.get("delete") == "falls short":
         return folder.folder, 0
     try:
-        return "", trial.threads.submit(sweep).result(max(1.0, end - time.monotonic()))
+        return "", trial.threads.submit(sweep).result(end - time.monotonic())
     except (NotDoneError, StorageLoaderError, OSError):
         return "", 0

@@ -19,6 +19,7 @@ from storage_loader.errors import (
     PermissionDeniedError,
     StoreError,
     StoreTimeoutError,
+    StoreUnavailableError,
 )
 from storage_loader.store import MemoryStore, ObjectInfo
 from storage_loader.store.forwarding import ForwardingStore
@@ -294,11 +295,14 @@ def test_a_verb_that_hangs_ends_with_the_time() -> None:
     assert [*MemoryStore(store.url).list()] == []
 
 
+@pytest.mark.parametrize("kind", [StoreTimeoutError, StoreUnavailableError])
 @pytest.mark.parametrize("verb", ["get", "get_ranges", "put", "list", "delete"])
-def test_a_storage_that_fails_for_a_moment_is_not_called_bad(verb: str) -> None:
+def test_a_storage_that_fails_for_a_moment_is_not_called_bad(
+    verb: str, kind: type[StoreError]
+) -> None:
     class Failing(Faulty):
         def fail(self, *_: Any, **__: Any) -> Any:
-            raise StoreTimeoutError("the server took too long to answer")
+            raise kind("the server took too long to answer")
 
     store = Failing()
     setattr(store, verb, store.fail)
