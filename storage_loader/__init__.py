@@ -15,6 +15,7 @@ from .catalog import (
     list_datasets,
     verify_dataset,
 )
+from .checks import Check, Checked, check
 from .config import DataConfig
 from .credentials import Credentials
 from .errors import StorageLoaderError
@@ -37,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Attribute",
     "CachedDataset",
+    "Check",
+    "Checked",
     "ClearedCache",
     "Collected",
     "Credentials",
@@ -54,6 +57,7 @@ __all__ = [
     "UnreadableDataset",
     "Verified",
     "Version",
+    "check",
     "clear_cache",
     "collect_garbage",
     "commit_log",

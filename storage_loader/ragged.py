@@ -78,6 +78,8 @@ class Ragged(Sequence[Array]):
         return Pad(value, **how).dense(self)
 
     def __repr__(self) -> str:
+        if not hasattr(self.values, "dtype"):  # what jax.tree.map made of the arrays
+            return f"Ragged({self.values!r}, {self.offsets!r})"
         return (
             f"Ragged({len(self)} rows, {len(self.values)} items of {self.values.dtype} "
             f"{self.values.shape[1:]})"

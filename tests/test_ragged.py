@@ -114,3 +114,8 @@ def test_padded_rows_hold_their_items(
         placed = row[: len(kept)] if side == "right" else row[len(row) - len(kept) :]
         assert placed.tolist() == kept.tolist()
         assert np.count_nonzero(row) == len(kept)
+
+
+def test_one_of_anything_can_be_shown() -> None:
+    assert repr(ROWS) == "Ragged(4 rows, 9 items of int32 ())"
+    assert repr(Ragged((9,), (5,))) == "Ragged((9,), (5,))"  # type: ignore[arg-type]

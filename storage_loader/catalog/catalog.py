@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, require_config
+from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
     DatasetNotFoundError,
     FormatError,
@@ -155,12 +155,14 @@ class Catalog:
         variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
-        names = list(self.store.list_folders())
+        names = [folder for folder in self.store.list_folders() if is_dataset_name(folder)]
         if name in names and holds_name(self.store, name):
-            return (
-                f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
-                "(storage-loader gc removes what it left)"
-            )
+            if any(self.store.list(name)) or any(self.store.list_unfinished(name)):
+                return (
+                    f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
+                    "(storage-loader gc removes what it left)"
+                )
+            names.remove(name)  # some servers keep a folder whose last object was deleted
         if not names:
             return self.store.absence() or "the storage holds no dataset"
         if name in names or not any(holds_name(self.store, n) for n in names[:_SHOWN]):
@@ -177,7 +179,8 @@ class Catalog:
     def create(self, schema: Schema, order: RowOrder = "commit") -> RowOrder:
         """Write dataset.json unless it is there; `SchemaError` where that holds another schema.
 
-        Returns the order of the rows, which is another's where that made the dataset before.
+        Returns the order of the rows, which is another's where that made the dataset before, or
+        at the same moment on a server that lets both.
         """
         stored = self.read_dataset()
         if stored is None:
@@ -191,12 +194,11 @@ class Catalog:
                     f"{len(body)} bytes of JSON, and {DATASET_LIMIT} are allowed; give fewer "
                     "attributes"
                 )
-            try:
+            with contextlib.suppress(ObjectExistsError):
                 self.store.put(self.schema_key, body, create=True)
-            except ObjectExistsError:
-                stored = self.require_dataset()
-        if stored is None:
-            return order
+            # Read also by who made it: some servers let several creators win, and the last one's is
+            # what all read from then on.
+            stored = self.require_dataset()
         self._check(schema, stored[0])
         return stored[1]
 

@@ -106,7 +106,12 @@ class Commit:
         """Raises `FormatError`, naming `place`, for bytes that are no commit of `schema`."""
         value = read_json(data, ("schema", "replaces", "layouts", "objects"), place=place)
         if value["schema"] != schema.hash:
-            raise FormatError(f"{place}: written for another schema ({shown(value['schema'])})")
+            raise FormatError(
+                f"{place}: written for another schema ({shown(value['schema'])}); two savers made "
+                "the dataset at once with different attributes, which the storage should have kept "
+                "one of them from (storage-loader check tells whether it does), or somebody wrote "
+                "here by hand; storage-loader rm removes the dataset, so that it can be saved again"
+            )
         replaces = [
             CommitId.parse(text) for text in parse_list(value["replaces"], "replaces", place)
         ]

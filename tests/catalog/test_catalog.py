@@ -61,7 +61,8 @@ from storage_loader.errors import (
 from storage_loader.hdf5 import template
 from storage_loader.loader.peers import Peers
 from storage_loader.schema import Schema
-from storage_loader.store import MemoryStore
+from storage_loader.store import MemoryStore, open_store
+from storage_loader.store.forwarding import ForwardingStore
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import ATTRIBUTES, config, make, stored
 
@@ -885,10 +886,37 @@ def test_no_dataset_names_what_there_is(storage: dict[str, str]) -> None:
         "or was killed (storage-loader gc removes what it left)"
     )
     store.delete([f"{killed.dataset_prefix}/objects/left.h5"])
+    store.put(".storage-loader-check/1/put", b"of a check that was killed")
+    assert message(absent) == f"no dataset 'absent' in {url}; the storage holds: 'rows'"
     for number in range(13):
         save(config(storage, f"more{number:02}"), make([1]))
     assert message(absent).endswith("'more10', 'more11' and 2 more")
     assert isinstance(DatasetNotFoundError(), FileNotFoundError)
+
+
+class KeepingFolders(ForwardingStore):
+    """A server whose folders stay when their objects are deleted, as SeaweedFS."""
+
+    def list_folders(self, prefix: str = "") -> list[str]:
+        return sorted({*super().list_folders(prefix), *([] if prefix else ["rows"])})
+
+
+def test_a_folder_that_a_server_keeps_is_no_dataset(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    store = KeepingFolders(open_store(the_config))
+
+    def said() -> str:
+        with pytest.raises(DatasetNotFoundError) as caught:
+            Catalog(the_config, store).require_schema()
+        return str(caught.value)
+
+    save(the_config, make([1]))
+    storage_loader.delete(the_config)
+    assert said() == f"no dataset 'rows' in {store.url}; the storage holds no dataset"
+    save(config(memory, "other"), make([1]))
+    assert said() == f"no dataset 'rows' in {store.url}; the storage holds: 'other'"
+    store.put(f"{the_config.dataset_prefix}/objects/left.h5", b"of a saver that was killed")
+    assert "a saver is at work" in said()
 
 
 # Versions

@@ -693,6 +693,7 @@ def test_bench_on_s3(
     *table, source = result.stdout.splitlines()
     lines = [line.split() for line in table[2:]]
     assert [int(line[-2]) > 0 for line in lines] == [True, False]  # requests, cold and warm
+    assert f"the storage itself: storage-loader check '{s3_storage['storage']}'" in result.stderr
     assert source.startswith(f"epoch 0 came from {s3_storage['storage']}, ")
     assert source.endswith(" fetched")
     words = ["bench", str(tmp_path / "rows.json"), "--cache-dir", cache]

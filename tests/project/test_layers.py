@@ -39,6 +39,7 @@ LAYERS = {
     "tensorflow": 6,
     "torch": 6,
     "bench": 6,
+    "checks": 6,
     "cli": 7,
     "__main__": 8,
 }
