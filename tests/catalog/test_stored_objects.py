@@ -498,7 +498,7 @@ def test_a_snapshot_is_what_its_commits_say_one_by_one(
             assert copy.starts.tolist() == [0, *ends.tolist()]
             assert copy.nbytes == sum(nbytes for _, _, nbytes, *_ in oracle)
             assert all(
-                o.layout.columns[a.name].rows == o.rows for o in copy.objects for a in schema
+                o.layout.columns[a.name].items == o.rows for o in copy.objects for a in schema
             )
         for i in commits:
             assert catalog.read_commits(schema, [i])[i] == commits[i]

@@ -193,7 +193,8 @@ def try_dataset(body: bytes) -> Schema | None:
     except FormatError as error:
         _check(error, f"{store.url}/{PREFIX}/dataset.json: ")
         return None
-    assert schema.to_json() == json.loads(body)["attributes"]
+    written = json.loads(body)["attributes"]  # with keys, perhaps, that mean nothing
+    assert schema.to_json() == [{key: a[key] for key in ("name", "dtype", "shape")} for a in written]
     return schema
 
 
