@@ -194,7 +194,8 @@ def try_dataset(body: bytes) -> Schema | None:
         _check(error, f"{store.url}/{PREFIX}/dataset.json: ")
         return None
     written = json.loads(body)["attributes"]  # with keys, perhaps, that mean nothing
-    assert schema.to_json() == [{key: a[key] for key in ("name", "dtype", "shape")} for a in written]
+    known = ("name", "dtype", "shape")
+    assert schema.to_json() == [{key: a[key] for key in known} for a in written]
     return schema
 
 
