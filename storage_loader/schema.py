@@ -49,7 +49,7 @@ def dtype_name(dtype: object, *, attribute: str = "") -> str:
     """
     where = f"attribute {attribute!r}: " if attribute else ""
     if dtype is None:  # numpy takes it for float64
-        raise SchemaError(f"{where}dtype None; storable: {', '.join(DTYPES)}")
+        raise SchemaError(f"{where}dtype None; storable: {', '.join([*DTYPES, *TEXTS])}")
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if isinstance(dtype, str) and dtype.startswith("torch."):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from storage_loader import Attribute
 from storage_loader.errors import SchemaError, UnknownNameError
-from storage_loader.schema import DTYPES, Schema
+from storage_loader.schema import DTYPES, TEXTS, Schema
 from tests.support.batches import STORABLE
 
 names = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.\- ]{0,20}[A-Za-z0-9_.\-])?", fullmatch=True)
@@ -26,7 +26,7 @@ schemas = st.lists(attributes, min_size=1, max_size=6, unique_by=lambda a: a.nam
 
 
 def test_the_dtypes() -> None:
-    assert ", ".join(DTYPES) == STORABLE
+    assert ", ".join([*DTYPES, *TEXTS]) == STORABLE
     assert all(dtype.isnative for dtype in DTYPES.values())
 
 

@@ -155,24 +155,28 @@ class Catalog:
         variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
-        names = [folder for folder in self.store.list_folders() if is_dataset_name(folder)]
-        if name in names and holds_name(self.store, name):
-            if any(self.store.list(name)) or any(self.store.list_unfinished(name)):
+        folders = [one for one in self.store.list_folders() if is_dataset_name(one)]
+        is_there = name in folders
+        if is_there and (any(self.store.list(name)) or any(self.store.list_unfinished(name))):
+            if holds_name(self.store, name):
                 return (
                     f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
                     "(storage-loader gc removes what it left)"
                 )
-            names.remove(name)  # some servers keep a folder whose last object was deleted
-        if not names:
+        elif is_there:
+            folders.remove(name)  # some servers keep a folder whose last object was deleted
+            is_there = False
+        if not folders:
             return self.store.absence() or "the storage holds no dataset"
-        if name in names or not any(holds_name(self.store, n) for n in names[:_SHOWN]):
+        if is_there or not any(holds_name(self.store, one) for one in folders[:_SHOWN]):
             below = [
                 f"{self.store.url}/{prefix}"
                 for prefix in prefixes_with_datasets(self.store, most=_LOOKED_AT)
-                if name not in names or prefix.split("/")[0] == name
+                if not is_there or prefix.split("/")[0] == name
             ]
             if below:
                 return f"there are some in {' and '.join(below[:2])}"
+        names = folders
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
