@@ -7,18 +7,22 @@ PINS  := requirements/torch.txt requirements/runtime.txt requirements/frameworks
 
 # The pins are for Python 3.11; another one is tried where that is missing.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
-# For a bare install: any that the package supports.
-BARE_PYTHON ?= python3.13
+# For the newest of everything: any that the package supports.
+NEWEST_PYTHON ?= python3.13
 # Processes that run the tests.
 JOBS ?= 2
 # More words for pytest, for example PYTEST_ARGS="-k folder -x".
 PYTEST_ARGS ?=
+# The tests of saving, loading, stores and the command line, of about a minute:
+# make test-oldest PYTEST_ARGS='$(QUICK)'
+QUICK := $(addprefix tests/,saver/test_saver.py loader/test_loader.py loader/test_dataset.py \
+    store/test_store_contract.py cli/test_cli.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-bare lint bench s3
+.PHONY: help venv demo test test-newest test-oldest lint bench s3
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 
@@ -39,10 +43,18 @@ demo: $(STAMP)  ## store a real dataset and train a network from it
 test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPOINT names a server
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-test-bare:  ## run the tests of a bare install, without frameworks: make test-bare BARE_PYTHON=python3.13
-	$(BARE_PYTHON) -m venv .venv-bare
-	.venv-bare/bin/python -m pip install -r requirements/bare.txt --editable .
-	.venv-bare/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+# What pip chooses depends on what is there: each of the two begins with nothing.
+test-newest:  ## run the tests without frameworks, with the newest of everything: NEWEST_PYTHON=python3.13
+	$(NEWEST_PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install -r requirements/bare.txt --editable .
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-oldest:  ## the same with the lowest versions that pyproject.toml admits
+	python3.11 -m venv --clear .venv-oldest
+	.venv-oldest/bin/python tests/support/lowest.py aws >.venv-oldest/lowest.txt
+	.venv-oldest/bin/python -m pip install -c .venv-oldest/lowest.txt -r requirements/bare.txt \
+	    --editable '.[aws]'
+	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(PY) -m ruff check .

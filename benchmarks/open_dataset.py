@@ -87,7 +87,8 @@ def _publish(settings: dict[str, Any], shape: Shape) -> None:
             is_full = not shape.of_all_sizes and index < shape.num_objects - 1
             layout = layouts[-1 if is_full else (number + index) % len(layouts)]
             key = f"objects/{writer}/{attempt}-{index:06d}.h5"
-            objects.append(StoredObject(key, *checksums[index], layout))
+            decoded = layout.rows * SCHEMA.row_nbytes
+            objects.append(StoredObject(key, *checksums[index], layout, decoded))
         catalog.publish(SCHEMA, objects, writer=writer, number=0)
 
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage_loader.layout import block_rows
+from storage_loader.layout import block_items
 from storage_loader.loader.order import Order, Shuffle, make_order
 
 from .runner import Row, Spread
@@ -119,7 +119,7 @@ def _found(
 
     def ours(name: str, shuffle: Shuffle, **settings: int) -> Found:
         order = make_order(shuffle, num_rows=num_rows, row_nbytes=row_nbytes, seed=0, **settings)
-        unit = -(order.window_end(0) or 0) or block_rows(row_nbytes)
+        unit = -(order.window_end(0) or 0) or block_items(row_nbytes)
         return Found(name, (_epoch(order, 0), _epoch(order, 1)), unit)
 
     yield ours('shuffle="global"', "global")

@@ -15,6 +15,7 @@ from .catalog import (
     list_datasets,
     verify_dataset,
 )
+from .checks import Check, Checked, check
 from .config import DataConfig
 from .credentials import Credentials
 from .errors import StorageLoaderError
@@ -28,6 +29,7 @@ from .loader import (
     list_cache,
     split,
 )
+from .ragged import Pad, Ragged
 from .saver import DataSaver, save
 from .schema import Attribute
 
@@ -36,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Attribute",
     "CachedDataset",
+    "Check",
+    "Checked",
     "ClearedCache",
     "Collected",
     "Credentials",
@@ -45,12 +49,15 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "LoggedCommit",
+    "Pad",
     "Problem",
+    "Ragged",
     "Stats",
     "StorageLoaderError",
     "UnreadableDataset",
     "Verified",
     "Version",
+    "check",
     "clear_cache",
     "collect_garbage",
     "commit_log",

@@ -198,7 +198,9 @@ class DataConfig:
     """A dataset: its identity, its attributes, and where it is stored. A frozen value, no I/O.
 
     `dataset_name` and `additional` (JSON scalars, in any order) are the identity.
-    `attributes` may be left out where the dataset exists. `storage` is `s3://bucket/prefix`,
+    `attributes` are `Attribute`s or (name, dtype, shape of a row): numbers, of a fixed shape or
+    with a first axis None that differs by row; "bytes", "str" or "json", without a shape. They
+    may be left out where the dataset exists. `storage` is `s3://bucket/prefix`,
     `file:///folder`, a folder's path or `memory://name`; without it `$STORAGE_LOADER_STORAGE`,
     else the bucket `storage-loader` where an `endpoint` is given, else a folder in the user's
     data directory. `endpoint`, keys, `secure` and `region` are for S3 only; without keys the
@@ -250,7 +252,7 @@ class DataConfig:
                 "beginning with a letter or digit"
             )
         if compressor is not None:
-            raise ConfigError("compressor: compressed attributes are not there yet; leave it out")
+            raise ConfigError("compressor: compression is not supported yet; leave it out")
         _check_object_size(max_object_size)
         url = _storage(storage, endpoint)
         _check_s3_settings(

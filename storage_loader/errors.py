@@ -128,6 +128,10 @@ class PermissionDeniedError(StoreError, PermissionError):
     """Keys are wrong or lack the permission."""
 
 
+class KeysRefusedError(PermissionDeniedError):
+    """The server does not know the keys, or the signature made with them is wrong."""
+
+
 class StoreConnectionError(StoreError, ConnectionError):
     """The endpoint does not answer, or the connection to it broke off."""
 

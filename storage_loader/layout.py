@@ -1,14 +1,15 @@
 """Where rows lie in an object: rows -> blocks -> byte ranges. Pure arithmetic.
 
-An attribute's rows are contiguous in the object; row i begins at `offset + i * row_nbytes`.
-They form blocks of about 64 KiB, the unit of checksum and of range reading. The checksums
-of all blocks are one more contiguous array, attribute after attribute in schema order.
+A region's items are contiguous in the object; item i begins at `offset + i * item_nbytes`. They
+form blocks of about 64 KiB, the unit of checksum and of range reading. The checksums of all blocks,
+region after region in schema order, are one more contiguous array: the object's directory. Where
+rows have no fixed size, each object's regions lie elsewhere, and its directory says where before.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from .ranges import Range
 from .schema import Schema
 
 BLOCK_NBYTES = 64 * 1024
-CHECKSUM_NBYTES = 8
+WORD_NBYTES = 8  # of an entry of a directory
 ALIGNMENT = 64
 MAX_OBJECT_NBYTES = 5 * 2**30  # S3 takes no larger single PUT
 MAX_ROWS = 2**31 - 1  # of an object; only reached by rows without bytes
@@ -30,44 +31,44 @@ MAX_SMALL_BLOCKS = 128  # ... so many: else the blocks of a small object take mo
 SMALL_COLUMN_SHARE = 64  # a column of at most 1/64 of its object is read whole with the checksums
 
 
-def block_rows(row_nbytes: int) -> int:
-    """Rows of one block: as many as fit 64 KiB, at least one."""
-    return max(1, BLOCK_NBYTES // max(1, row_nbytes))
+def block_items(item_nbytes: int) -> int:
+    """Items of one block: as many as fit 64 KiB, at least one."""
+    return max(1, BLOCK_NBYTES // max(1, item_nbytes))
 
 
 @dataclass(frozen=True)
 class Column:
-    """One attribute in one object: `rows` rows of `row_nbytes` bytes from byte `offset` on."""
+    """One region in one object: `items` items of `item_nbytes` bytes from byte `offset` on."""
 
     offset: int
-    rows: int
-    row_nbytes: int
-    block_rows: int
+    items: int
+    item_nbytes: int
+    block_items: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
-        return self.rows * self.row_nbytes
+        """Bytes of all items."""
+        return self.items * self.item_nbytes
 
     @property
     def end(self) -> int:
-        """First byte after the last row."""
+        """First byte after the last item."""
         return self.offset + self.nbytes
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the column; 0 where rows have no bytes."""
-        return -(-self.rows // self.block_rows) if self.row_nbytes else 0
+        """Blocks of the column; 0 where items have no bytes."""
+        return -(-self.items // self.block_items) if self.item_nbytes else 0
 
     @property
     def block_nbytes(self) -> int:
         """Bytes of every block but the last, which may be shorter."""
-        return min(self.block_rows, self.rows) * self.row_nbytes
+        return min(self.block_items, self.items) * self.item_nbytes
 
     @property
     def has_small_blocks(self) -> bool:
         """Whether a block, unless the last, is smaller than any of a large column."""
-        return self.block_rows * self.row_nbytes < LEAST_BLOCK_NBYTES
+        return self.block_items * self.item_nbytes < LEAST_BLOCK_NBYTES
 
     def block_range(self, block: int) -> Range:
         """Bytes of one block in the object."""
@@ -84,15 +85,16 @@ def _column_blocks(column: Column) -> npt.NDArray[np.int64]:
 class ObjectLayout:
     """Where everything lies in an object of `rows` rows and `nbytes` bytes.
 
-    Raises `FormatError` where a part would lie outside the object or on another part, or rows
-    before the checksums, and for an object or a number of blocks larger than any: a reader takes
+    Raises `FormatError` where a part would lie outside the object or on another part, or a column
+    before the directory, and for an object or a number of blocks larger than any: a reader takes
     memory for each block.
     """
 
     rows: int
     nbytes: int
-    columns: Mapping[str, Column]  # in schema order
-    checksums_offset: int
+    columns: Mapping[str, Column]  # by region, in schema order
+    directory_offset: int
+    has_places: bool = False  # the directory says where the columns lie; else the commit does
 
     def __post_init__(self) -> None:
         figures = (self.nbytes, self.rows, self.num_checksums)
@@ -110,8 +112,8 @@ class ObjectLayout:
                 )
         parts = [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
         parts.sort(key=lambda part: part[1:])
-        if self.num_checksums:  # before all rows: how many fit is known without the number of rows
-            parts.insert(0, ("checksums", *self.checksums_range))
+        if self.num_words:  # before all columns: how many rows fit is known without their number
+            parts.insert(0, ("directory", *self.directory_range))
         place = 1  # byte 0 belongs to HDF5
         for name, start, end in parts:
             if start % ALIGNMENT or start < place or end > self.nbytes:
@@ -130,17 +132,19 @@ class ObjectLayout:
         nbytes: int,
         offsets: Mapping[str, int],
         blocks: Mapping[str, int],
-        checksums_offset: int,
+        directory_offset: int,
+        values: Mapping[str, int] = {},
     ) -> ObjectLayout:
-        """From the figures a commit records: by attribute, byte offsets and rows per block."""
+        """From figures by region: byte offsets, items per block, and how many values there are."""
         columns = {
-            a.name: Column(offsets[a.name], rows, a.row_nbytes, blocks[a.name]) for a in schema
+            r.name: Column(offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name])
+            for r in schema.regions
         }
-        return cls(rows, nbytes, columns, checksums_offset)
+        return cls(rows, nbytes, columns, directory_offset, schema.is_variable)
 
     @cached_property
     def first_checksum(self) -> Mapping[str, int]:
-        """By attribute, the place of its block 0 in the checksum table."""
+        """By region, the place of its block 0 among the checksums."""
         places, place = {}, 0
         for name, column in self.columns.items():
             places[name] = place
@@ -149,38 +153,116 @@ class ObjectLayout:
 
     @cached_property
     def num_checksums(self) -> int:
-        """Entries of the checksum table."""
+        """Blocks of all columns."""
         return sum(column.num_blocks for column in self.columns.values())
 
     @property
-    def checksums_range(self) -> Range:
-        """Bytes of the checksum table: `num_checksums` little-endian uint64."""
-        start = self.checksums_offset
-        return start, start + self.num_checksums * CHECKSUM_NBYTES
+    def num_words(self) -> int:
+        """Entries of the directory: places, where they stand there, then checksums."""
+        places = num_place_words(len(self.columns)) if self.has_places else 0
+        return places + self.num_checksums
+
+    @property
+    def directory_range(self) -> Range:
+        """Bytes of the directory: `num_words` little-endian uint64."""
+        start = self.directory_offset
+        return start, start + self.num_words * WORD_NBYTES
+
+    def words(self, checksums: Sequence[int]) -> list[int]:
+        """What the directory holds, for the checksums of all blocks."""
+        if not self.has_places:
+            return [*checksums]
+        places = [(c.offset, c.items, c.nbytes) for c in self.columns.values()]
+        return [0, *(figure for place in places for figure in place), *checksums]
 
     @cached_property
     def block_ranges(self) -> npt.NDArray[np.int64]:
-        """Bytes (start, end) of each block by its place in the checksum table: shape (n, 2)."""
+        """Bytes (start, end) of each block by its place among the checksums: shape (n, 2)."""
         ranges = [_column_blocks(column) for column in self.columns.values() if column.num_blocks]
         return np.concatenate(ranges) if ranges else np.empty((0, 2), np.int64)
 
     def all_blocks(self, name: str) -> slice:
-        """The places of an attribute's blocks in the checksum table."""
+        """The places of a region's blocks among the checksums."""
         first = self.first_checksum[name]
         return slice(first, first + self.columns[name].num_blocks)
 
-    def blocks_of(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """For rows of the object, the places of their blocks in the checksum table."""
-        return rows // self.columns[name].block_rows + self.first_checksum[name]
+    def blocks_of(self, name: str, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """For items of a region, the places of their blocks among the checksums."""
+        return items // self.columns[name].block_items + self.first_checksum[name]
 
     @cached_property
     def small(self) -> frozenset[str]:
-        """Attributes read whole at first touch, beside the checksums.
+        """Regions read whole at first touch, beside the directory.
 
         One request for an 8-byte id per row would halve the rate of reading rows.
         """
         limit = max(BLOCK_NBYTES, self.nbytes // SMALL_COLUMN_SHARE)
         return frozenset(n for n, column in self.columns.items() if column.nbytes <= limit)
+
+
+def num_place_words(regions: int) -> int:
+    """Entries of a directory before the checksums, where it says where so many regions lie."""
+    return 1 + 3 * regions
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a commit says of an object whose own directory says where its regions lie."""
+
+    rows: int
+    nbytes: int
+    directory_range: Range
+    blocks: Mapping[str, int]  # by region, items per block
+
+    @property
+    def num_checksums(self) -> int:
+        """Blocks of all columns."""
+        start, end = self.directory_range
+        return (end - start) // WORD_NBYTES - num_place_words(len(self.blocks))
+
+    def layout(self, schema: Schema, directory: memoryview) -> ObjectLayout:
+        """What the directory says; raises `FormatError` where that cannot be.
+
+        Of an object without a checksum of its own, as a directory that was not verified, anything
+        may be said: nothing here takes memory but for what the directory holds.
+        """
+        words = np.frombuffer(directory, "<u8")
+        regions = schema.regions
+        places = words[: num_place_words(len(regions))].tolist()
+        if len(places) < num_place_words(len(regions)):
+            raise FormatError(f"object directory: {len(words)} entries are too few")
+        requires, *figures = places
+        if requires:
+            raise FormatError(
+                f"object directory: it needs what this version of storage_loader does not know "
+                f"({requires:#x}): upgrade it"
+            )
+        if max(figures) > MAX_OBJECT_NBYTES:
+            raise FormatError(f"object directory: {max(figures)} is larger than any object")
+        offsets, items, nbytes = figures[::3], figures[1::3], figures[2::3]
+        for region, count, size in zip(regions, items, nbytes, strict=True):
+            if size != count * region.item_nbytes or (
+                region.role != "values" and count != self.rows
+            ):
+                raise FormatError(
+                    f"object directory: {region.name!r} has {count} items in {size} bytes, in an "
+                    f"object of {self.rows} rows"
+                )
+        names = [region.name for region in regions]
+        made = ObjectLayout.of(
+            schema,
+            rows=self.rows,
+            nbytes=self.nbytes,
+            offsets=dict(zip(names, offsets, strict=True)),
+            blocks=self.blocks,
+            directory_offset=self.directory_range[0],
+            values=dict(zip(names, items, strict=True)),
+        )
+        if made.num_words != len(words):
+            raise FormatError(
+                f"object directory: {len(words)} entries, the object needs {made.num_words}"
+            )
+        return made
 
 
 def misfits(
@@ -191,18 +273,20 @@ def misfits(
     *,
     offsets: npt.NDArray[np.int64],
     blocks: npt.NDArray[np.int64],
-    checksums_offsets: npt.NDArray[np.int64],
+    directory_offsets: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
     """Of n objects' rows, bytes and places in m layouts, those that are wrong: shape (n,).
 
+    Rows are of fixed size here.
+
     Each of them is one that `ObjectLayout` refuses; there is none only where it refuses none.
-    `offsets`, `blocks`: shape (m, attributes). Rows, nbytes and blocks are from 1 up, offsets from
+    `offsets`, `blocks`: shape (m, regions). Rows, nbytes and blocks are from 1 up, offsets from
     0, whatever else they may be.
     Of each layout the object with the most rows is looked at: where that one's parts do not
     overlap, nobody's do. So the time is that of reading the figures, however many objects have
     however many attributes. Most commits hold one object, and then it is that of numpy's calls.
     """
-    all_units = np.array([a.row_nbytes for a in schema])
+    all_units = np.array([region.item_nbytes for region in schema.regions])
     columns = all_units.nonzero()[0]
     wrong = (nbytes > MAX_OBJECT_NBYTES) | (rows > MAX_ROWS)
     if not len(columns):  # what has no bytes has no part
@@ -222,9 +306,9 @@ def misfits(
     misplaced = (starts % ALIGNMENT != 0) | (starts == 0)  # byte 0 belongs to HDF5
     is_wrong = (
         (num_checksums > MAX_BLOCKS)
-        | (num_checksums > (sorted_starts[:, 0] - checksums_offsets) // CHECKSUM_NBYTES)
-        | (checksums_offsets % ALIGNMENT != 0)
-        | (checksums_offsets == 0)
+        | (num_checksums > (sorted_starts[:, 0] - directory_offsets) // WORD_NBYTES)
+        | (directory_offsets % ALIGNMENT != 0)
+        | (directory_offsets == 0)
         | (too_small | misplaced).any(axis=1)
         | (most[:, None] > room).any(axis=1)
     )

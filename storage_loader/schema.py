@@ -1,4 +1,4 @@
-"""What one row of a dataset holds: named, typed arrays of fixed shape."""
+"""What one row of a dataset holds: named, typed values, and the arrays that store them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +29,14 @@ DTYPES: dict[str, np.dtype[Any]] = {
     },
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Storable dtypes by name; all little-endian on storage and native in memory."""
+"""Storable numbers by name; all little-endian on storage and native in memory."""
+
+TEXTS = ("bytes", "str", "json")
+"""Dtypes whose rows are any number of bytes: as they are, UTF-8, or JSON in UTF-8."""
+
+END = np.dtype(np.int64)  # of a row of no fixed size: how many items there are up to its end
+
+ATTRIBUTE_KEYS = ("name", "dtype", "shape")  # in JSON
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,126}[A-Za-z0-9_.\-]|[A-Za-z0-9_]")
 _MAX_ROW_NBYTES = 2**40  # keeps every product of the layout far below 2**63
@@ -42,50 +49,79 @@ def dtype_name(dtype: object, *, attribute: str = "") -> str:
     """
     where = f"attribute {attribute!r}: " if attribute else ""
     if dtype is None:  # numpy takes it for float64
-        raise SchemaError(f"{where}dtype None; storable: {', '.join(DTYPES)}")
+        raise SchemaError(f"{where}dtype None; storable: {', '.join([*DTYPES, *TEXTS])}")
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if isinstance(dtype, str) and dtype.startswith("torch."):
         return dtype_name(dtype.removeprefix("torch."), attribute=attribute)
     if type(dtype).__module__ == "torch":
         return dtype_name(str(dtype), attribute=attribute)
-    if dtype in (str, bytes, object) or (
-        isinstance(dtype, str) and dtype.lower() in ("str", "string", "text", "bytes", "vlen")
-    ):
-        raise SchemaError(f"{where}{_NOT_YET.format(dtype=getattr(dtype, '__name__', dtype))}")
+    if dtype is str or dtype is bytes:
+        return dtype.__name__
+    if isinstance(dtype, str) and dtype.lower() in _TEXT_NAMES:
+        return _TEXT_NAMES[dtype.lower()]
     try:
         resolved = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError):  # numpy's, which show it
         text = str(dtype)
-        raise SchemaError(f"{where}unknown dtype {shown(text)}{nearest(text, DTYPES)}") from None
-    if resolved.kind in "SUOT" or resolved.subdtype is not None:
-        raise SchemaError(f"{where}{_NOT_YET.format(dtype=resolved.name)}")
-    if resolved.name not in DTYPES:
+        known = [*DTYPES, *TEXTS]
+        raise SchemaError(f"{where}unknown dtype {shown(text)}{nearest(text, known)}") from None
+    if resolved.kind in "SUT" and resolved.subdtype is None:
+        return "bytes" if resolved.kind == "S" else "str"
+    if resolved.name not in DTYPES or resolved.subdtype is not None:
         raise SchemaError(
-            f"{where}dtype {resolved.name!r} cannot be stored; storable: {', '.join(DTYPES)}"
+            f"{where}dtype {resolved.name!r} cannot be stored; storable: "
+            f"{', '.join([*DTYPES, *TEXTS])}"
         )
     return str(resolved.name)
 
 
-_NOT_YET = (
-    "dtype {dtype!r}: text, bytes and variable-length dtypes are not there yet; store numbers "
-    "of a fixed shape, e.g. an id into a table of strings"
-)
+_TEXT_NAMES = {**{name: name for name in TEXTS}, "string": "str", "text": "str", "utf8": "str"}
+
+
+Role = Literal["rows", "ends", "values"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One array of an object, contiguous in it: an attribute is stored as one or two of them.
+
+    "rows": one item for each row. Of rows that have no fixed size the items of all are "values",
+    one after another, and "ends" says for each row how many values there are up to its end.
+    """
+
+    name: str  # also of the HDF5 dataset
+    attribute: str
+    role: Role
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one item
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one item."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Attribute:
     """A named array: `dtype` and the `shape` of ONE row, () for a scalar.
 
-    An axis may be 0; (1,) stays (1,). Raises `SchemaError` for a name, dtype or shape
-    that cannot be stored.
+    An axis may be 0; (1,) stays (1,). Where the first axis is None, rows differ in length: (None,)
+    for sequences of numbers, (None, 4) for some boxes each. The dtypes "bytes", "str" and "json",
+    any JSON value, have no shape. Raises `SchemaError` for a name, dtype or shape that cannot be
+    stored.
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
 
-    def __init__(self, name: str, dtype: npt.DTypeLike | object, shape: int | Iterable[int] = ()):
+    def __init__(
+        self,
+        name: str,
+        dtype: npt.DTypeLike | object,
+        shape: int | Iterable[int | None] = (),
+    ):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
                 f"attribute name {shown(name)}: 1 to 128 letters, digits and '_', '.', '-', ' ', "
@@ -94,10 +130,20 @@ class Attribute:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "dtype", dtype_name(dtype, attribute=name))
         object.__setattr__(self, "shape", _row_shape(shape, name))
-        nbytes = math.prod(max(1, axis) for axis in self.shape) * self.numpy_dtype.itemsize
+        if self.dtype in TEXTS and self.shape:
+            raise SchemaError(
+                f"attribute {name!r}: shape {shown(self.shape)}: a row of {self.dtype} is one "
+                "value, of any length; leave the shape out"
+            )
+        nbytes = math.prod(max(1, axis) for axis in self.item_shape) * self.numpy_dtype.itemsize
         if nbytes > _MAX_ROW_NBYTES:  # beside an axis of 0 too: numpy makes no such array
             raise SchemaError(
                 f"attribute {name!r}: rows of shape {shown(self.shape)} are too large"
+            )
+        if self.is_variable and not self.item_nbytes:
+            raise SchemaError(
+                f"attribute {name!r}: shape {shown(self.shape)}: where the first axis is None, "
+                "the others are from 1 up"
             )
 
     @whole_repr
@@ -105,30 +151,56 @@ class Attribute:
         return f"Attribute(name={self.name!r}, dtype={self.dtype!r}, shape={self.shape!r})"
 
     @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of its values in memory."""
-        return DTYPES[self.dtype]
+    def is_text(self) -> bool:
+        """Whether its rows are bytes, str or JSON."""
+        return self.dtype in TEXTS
 
     @property
-    def num_values(self) -> int:
-        """Values in one row: the product of `shape`."""
-        return math.prod(self.shape)
+    def is_variable(self) -> bool:
+        """Whether its rows have no fixed size."""
+        return self.is_text or None in self.shape
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of its values in memory; of text that of its bytes."""
+        return DTYPES[self.dtype] if self.dtype in DTYPES else np.dtype(np.uint8)
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one row, or of one of the items that a row of no fixed size holds."""
+        return tuple(axis for axis in self.shape if axis is not None)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of that."""
+        return math.prod(self.item_shape) * self.numpy_dtype.itemsize
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one row."""
-        return self.num_values * self.numpy_dtype.itemsize
+        """Bytes that every row has: all of them, or 8 where rows have no fixed size."""
+        return END.itemsize if self.is_variable else self.item_nbytes
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What it is stored as."""
+        dtype, shape = self.numpy_dtype, self.item_shape
+        if not self.is_variable:
+            return (Region(self.name, self.name, "rows", dtype, shape),)
+        return (
+            Region(f"{self.name}/ends", self.name, "ends", END, ()),
+            Region(f"{self.name}/values", self.name, "values", dtype, shape),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """`{"name": ..., "dtype": ..., "shape": [...]}`."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
 
 
-def _row_shape(shape: object, name: str) -> tuple[int, ...]:
+def _row_shape(shape: object, name: str) -> tuple[int | None, ...]:
     if shape is None or isinstance(shape, (str, bytes)):
         raise SchemaError(
-            f"attribute {name!r}: shape {shown(shape)}: variable-length rows are not there yet; "
-            "give the shape of one row as a tuple, () for a scalar"
+            f"attribute {name!r}: shape {shown(shape)}: the shape of one row is a tuple, () for a "
+            "scalar, (None,) for rows that differ in length"
         )
     try:
         axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)  # type: ignore[arg-type]
@@ -136,19 +208,26 @@ def _row_shape(shape: object, name: str) -> tuple[int, ...]:
         raise SchemaError(
             f"attribute {name!r}: shape {shown(shape)}: a tuple of whole numbers, () for a scalar"
         ) from None
-    whole = [isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes]
-    if any(a is None or (is_whole and a == -1) for a, is_whole in zip(axes, whole, strict=True)):
+    first, *rest = axes or (1,)
+    if any(axis is None or _is_whole(axis, -1) for axis in rest) or _is_whole(first, -1):
         raise SchemaError(
-            f"attribute {name!r}: shape {shown(axes)}: variable-length rows are not there yet; "
-            "every axis needs a fixed length"
+            f"attribute {name!r}: shape {shown(axes)}: only the first axis may differ by row, "
+            "and that one is None"
         )
-    if not all(is_whole and a >= 0 for a, is_whole in zip(axes, whole, strict=True)):
+    if not all(axis is None or _is_whole(axis) for axis in axes):
         raise SchemaError(
             f"attribute {name!r}: shape {shown(axes)}: axes are whole numbers from 0 up"
         )
     if len(axes) > 31:
         raise SchemaError(f"attribute {name!r}: {len(axes)} axes, the most is 31")
-    return tuple(int(a) for a in axes)
+    return tuple(None if axis is None else int(axis) for axis in axes)
+
+
+def _is_whole(axis: object, value: int | None = None) -> bool:
+    """Whether it is a whole number from 0 up, or this value."""
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
+        return False
+    return bool(axis >= 0 if value is None else axis == value)
 
 
 @dataclass(frozen=True)
@@ -188,7 +267,7 @@ class Schema:
         for item in value:
             if not isinstance(item, dict):
                 raise SchemaError(f"an attribute is an object, not {shown(item)}")
-            reject_unknown(item, ("name", "dtype", "shape"), what="attribute key")
+            reject_unknown(item, ATTRIBUTE_KEYS, what="attribute key")
             missing = {"name", "dtype"} - set(item)
             if missing:
                 raise SchemaError(f"an attribute lacks {sorted(missing)}: {shown(item)}")
@@ -196,11 +275,12 @@ class Schema:
             if not isinstance(shape, list):
                 raise SchemaError(f"an attribute's shape is a list, not {shown(shape)}")
             dtype = item["dtype"]
-            if not isinstance(dtype, str) or dtype not in DTYPES:  # numpy knows too many more
+            known = [*DTYPES, *TEXTS]  # numpy knows too many more
+            if not isinstance(dtype, str) or dtype not in known:
                 text = dtype if isinstance(dtype, str) else ""
                 raise SchemaError(
                     f"attribute {shown(item['name'])}: unknown dtype {shown(dtype)}"
-                    f"{nearest(text, DTYPES)}"
+                    f"{nearest(text, known)}"
                 )
             attributes.append(Attribute(item["name"], item["dtype"], shape))
         return cls(tuple(attributes))
@@ -216,8 +296,18 @@ class Schema:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one row over all attributes."""
+        """Bytes that every row has, over all attributes."""
         return sum(attribute.row_nbytes for attribute in self.attributes)
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """What the attributes are stored as, in their order."""
+        return tuple(region for attribute in self.attributes for region in attribute.regions)
+
+    @cached_property
+    def is_variable(self) -> bool:
+        """Whether rows have no fixed size."""
+        return any(attribute.is_variable for attribute in self.attributes)
 
     @cached_property
     def hash(self) -> str:

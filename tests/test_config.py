@@ -362,7 +362,7 @@ def test_a_wrong_object_size_is_refused(size: object) -> None:
 def test_a_compressor_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         DataConfig("d", compressor={"complib": "zstd", "complevel": 3})
-    assert str(error.value) == "compressor: compressed attributes are not there yet; leave it out"
+    assert str(error.value) == "compressor: compression is not supported yet; leave it out"
 
 
 def test_attributes_are_checked() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_loader.errors import FormatError
-from storage_loader.layout import Column, ObjectLayout, block_rows
+from storage_loader.layout import Column, ObjectLayout, block_items
 from storage_loader.ranges import Range, coalesce
 from storage_loader.schema import Schema
 
@@ -78,7 +78,7 @@ def test_every_range_is_found_and_no_more_is_fetched(asked: list[Range], gap: in
     ],
 )
 def test_a_block_is_about_64_kib(row_nbytes: int, rows: int) -> None:
-    assert block_rows(row_nbytes) == rows
+    assert block_items(row_nbytes) == rows
 
 
 columns = st.builds(
@@ -92,11 +92,11 @@ def test_blocks_tile_a_column(column: Column) -> None:
         byte for block in range(column.num_blocks) for byte in range(*column.block_range(block))
     ]
     assert covered == list(range(column.offset, column.end))
-    assert column.nbytes == column.rows * column.row_nbytes
-    for row in range(column.rows if column.row_nbytes else 0):
-        start, end = column.block_range(row // column.block_rows)
-        first = column.offset + row * column.row_nbytes
-        assert start <= first < first + column.row_nbytes <= end
+    assert column.nbytes == column.items * column.item_nbytes
+    for row in range(column.items if column.item_nbytes else 0):
+        start, end = column.block_range(row // column.block_items)
+        first = column.offset + row * column.item_nbytes
+        assert start <= first < first + column.item_nbytes <= end
     for block in range(column.num_blocks):
         start, end = column.block_range(block)
         whole = block < column.num_blocks - 1
@@ -114,7 +114,7 @@ def layout(**changes: object) -> ObjectLayout:
         "nbytes": 2152,
         "offsets": {"a": 1152, "b": 320, "empty": 0},
         "blocks": {"a": 30, "b": 100, "empty": 65536},
-        "checksums_offset": 256,
+        "directory_offset": 256,
     }
     return ObjectLayout.of(SCHEMA, **{**given, **changes})  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def test_an_object_layout() -> None:
     assert [made.columns[n].num_blocks for n in ("a", "b", "empty")] == [4, 1, 0]
     assert made.first_checksum == {"a": 0, "b": 4, "empty": 5}
     assert made.num_checksums == 5
-    assert made.checksums_range == (256, 296)
+    assert made.directory_range == (256, 296)
     assert made == layout()
     assert made != layout(rows=99)
 
@@ -144,7 +144,7 @@ def test_blocks_by_their_place_in_the_table() -> None:
         places = made.blocks_of(name, np.arange(100)).tolist()
         for row, place in enumerate(places):
             assert blocks[place][0] == name
-            first = made.columns[name].offset + row * made.columns[name].row_nbytes
+            first = made.columns[name].offset + row * made.columns[name].item_nbytes
             start, end = blocks[place][1]
             assert start <= first < end
 
@@ -152,10 +152,10 @@ def test_blocks_by_their_place_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"checksums_offset": 0}, "checksums at bytes 0 to 40 of 2152"),
-        ({"checksums_offset": 257}, "checksums at bytes 257 to 297 of 2152"),
-        ({"checksums_offset": 320}, "'b' at bytes 320 to 1120 of 2152"),
-        ({"checksums_offset": 2176}, "checksums at bytes 2176 to 2216 of 2152"),
+        ({"directory_offset": 0}, "directory at bytes 0 to 40 of 2152"),
+        ({"directory_offset": 257}, "directory at bytes 257 to 297 of 2152"),
+        ({"directory_offset": 320}, "'b' at bytes 320 to 1120 of 2152"),
+        ({"directory_offset": 2176}, "directory at bytes 2176 to 2216 of 2152"),
         ({"nbytes": 2151}, "'a' at bytes 1152 to 2152 of 2151"),
         ({"offsets": {"a": 1160, "b": 320, "empty": 0}}, "'a' at bytes 1160 to 2160 of 2152"),
         ({"offsets": {"a": 1088, "b": 320, "empty": 0}}, "'a' at bytes 1088 to 2088 of 2152"),
@@ -178,9 +178,9 @@ def test_parts_may_not_overlap_nor_leave_the_object(changes: dict, part: str) ->
 def test_an_object_without_bytes_has_no_checksums() -> None:
     schema = Schema.of([("empty", "uint8", (0,))])
     made = ObjectLayout.of(
-        schema, rows=5, nbytes=1, offsets={"empty": 0}, blocks={"empty": 1}, checksums_offset=0
+        schema, rows=5, nbytes=1, offsets={"empty": 0}, blocks={"empty": 1}, directory_offset=0
     )
-    assert (made.num_checksums, made.checksums_range) == (0, (0, 0))
+    assert (made.num_checksums, made.directory_range) == (0, (0, 0))
     assert made.small == {"empty"}
     assert made.block_ranges.shape == (0, 2)
 
@@ -202,6 +202,6 @@ def test_small_columns(rows: int, row_nbytes: int, nbytes: int, small: bool) -> 
         nbytes=nbytes,
         offsets={"id": 2048},
         blocks={"id": 8192},
-        checksums_offset=64,
+        directory_offset=64,
     )
     assert ("id" in made.small) == small

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, require_config
+from ..config import DataConfig, canonical_json, is_dataset_name, require_config
 from ..errors import (
     DatasetNotFoundError,
     FormatError,
@@ -155,29 +155,36 @@ class Catalog:
         variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
-        names = list(self.store.list_folders())
-        if name in names and holds_name(self.store, name):
-            return (
-                f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
-                "(storage-loader gc removes what it left)"
-            )
-        if not names:
+        folders = [one for one in self.store.list_folders() if is_dataset_name(one)]
+        is_there = name in folders
+        if is_there and (any(self.store.list(name)) or any(self.store.list_unfinished(name))):
+            if holds_name(self.store, name):
+                return (
+                    f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
+                    "(storage-loader gc removes what it left)"
+                )
+        elif is_there:
+            folders.remove(name)  # some servers keep a folder whose last object was deleted
+            is_there = False
+        if not folders:
             return self.store.absence() or "the storage holds no dataset"
-        if name in names or not any(holds_name(self.store, n) for n in names[:_SHOWN]):
+        if is_there or not any(holds_name(self.store, one) for one in folders[:_SHOWN]):
             below = [
                 f"{self.store.url}/{prefix}"
                 for prefix in prefixes_with_datasets(self.store, most=_LOOKED_AT)
-                if name not in names or prefix.split("/")[0] == name
+                if not is_there or prefix.split("/")[0] == name
             ]
             if below:
                 return f"there are some in {' and '.join(below[:2])}"
+        names = folders
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
     def create(self, schema: Schema, order: RowOrder = "commit") -> RowOrder:
         """Write dataset.json unless it is there; `SchemaError` where that holds another schema.
 
-        Returns the order of the rows, which is another's where that made the dataset before.
+        Returns the order of the rows, which is another's where that made the dataset before, or
+        at the same moment on a server that lets both.
         """
         stored = self.read_dataset()
         if stored is None:
@@ -191,12 +198,11 @@ class Catalog:
                     f"{len(body)} bytes of JSON, and {DATASET_LIMIT} are allowed; give fewer "
                     "attributes"
                 )
-            try:
+            with contextlib.suppress(ObjectExistsError):
                 self.store.put(self.schema_key, body, create=True)
-            except ObjectExistsError:
-                stored = self.require_dataset()
-        if stored is None:
-            return order
+            # Read also by who made it: some servers let several creators win, and the last one's is
+            # what all read from then on.
+            stored = self.require_dataset()
         self._check(schema, stored[0])
         return stored[1]
 

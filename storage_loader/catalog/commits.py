@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..config import canonical_json
 from ..errors import FormatError
 from ..keywords import shown
-from ..layout import ObjectLayout
+from ..layout import ObjectLayout, Outline
 from ..schema import Schema
 from ..store import xxh3
 from .objects import StoredObject, StoredObjects
@@ -93,8 +93,9 @@ class Commit:
                     "rows": [o.rows for o in self.objects],
                     "nbytes": [o.nbytes for o in self.objects],
                     "checksum": [f"{o.checksum:016x}" for o in self.objects],
-                    "blocks_checksum": [f"{o.blocks_checksum:016x}" for o in self.objects],
+                    "directory_checksum": [f"{o.directory_checksum:016x}" for o in self.objects],
                     "layout": indices,
+                    **_directories(self.objects),
                 },
                 "info": dict(self.info),
             }
@@ -105,7 +106,12 @@ class Commit:
         """Raises `FormatError`, naming `place`, for bytes that are no commit of `schema`."""
         value = read_json(data, ("schema", "replaces", "layouts", "objects"), place=place)
         if value["schema"] != schema.hash:
-            raise FormatError(f"{place}: written for another schema ({shown(value['schema'])})")
+            raise FormatError(
+                f"{place}: written for another schema ({shown(value['schema'])}); two savers made "
+                "the dataset at once with different attributes, which the storage should have kept "
+                "one of them from (storage-loader check tells whether it does), or somebody wrote "
+                "here by hand; storage-loader rm removes the dataset, so that it can be saved again"
+            )
         replaces = [
             CommitId.parse(text) for text in parse_list(value["replaces"], "replaces", place)
         ]
@@ -120,11 +126,12 @@ class Commit:
         )
 
 
-def read_json(
-    data: bytes, required: Sequence[str], *, place: str, optional: Sequence[str] = ()
-) -> dict[str, Any]:
-    """A JSON object of this format with the `required` keys, `format`, and perhaps `info` and the
-    `optional` ones.
+def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, Any]:
+    """A JSON object of this format with the `required` keys, and perhaps others.
+
+    What stands under keys that are not known means nothing to a reader, unless `requires` names
+    something: without knowing that, a reader would take the rest for what it is not. Raises
+    `FormatError`.
     """
     try:
         # As text: json would take bytes for UTF-16 or UTF-32, too.
@@ -145,10 +152,17 @@ def read_json(
             f"{place}: format {shown(value.get('format'))}; this version of storage_loader reads "
             f"format {FORMAT}: upgrade it"
         )
+    requires = value.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
+        raise FormatError(f"{place}: 'requires' is not a list of names")
+    if requires:
+        raise FormatError(
+            f"{place}: it requires {shown(requires)}, which this version of storage_loader does "
+            "not know: upgrade it"
+        )
     missing = [key for key in required if key not in value]
-    unknown = sorted(set(value) - {*required, *optional, "format", "info"})
-    if missing or unknown:
-        raise FormatError(f"{place}: missing keys {missing}, unknown keys {shown(unknown)}")
+    if missing:
+        raise FormatError(f"{place}: missing keys {missing}")
     return value
 
 
@@ -209,11 +223,27 @@ def in_row_order(ids: Sequence[CommitId], order: RowOrder) -> list[CommitId]:
     return sorted(ids, key=lambda i: (i.writer, i.number)) if order == "writer" else [*ids]
 
 
-def _layout_json(layout: ObjectLayout) -> bytes:
+def _layout_json(layout: ObjectLayout | Outline) -> bytes:
+    """What the commit says of it; nothing that differs from object to object."""
+    if isinstance(layout, Outline):
+        return canonical_json({"blocks": dict(layout.blocks)})
+    blocks = {name: c.block_items for name, c in layout.columns.items()}
+    if layout.has_places:
+        return canonical_json({"blocks": blocks})
+    offsets = {name: c.offset for name, c in layout.columns.items()}
     return canonical_json(
-        {
-            "offsets": {name: c.offset for name, c in layout.columns.items()},
-            "block_rows": {name: c.block_rows for name, c in layout.columns.items()},
-            "checksums": layout.checksums_offset,
-        }
+        {"blocks": blocks, "offsets": offsets, "directory": layout.directory_offset}
     )
+
+
+def _directories(objects: Sequence[StoredObject]) -> dict[str, list[int]]:
+    """Columns of what differs from object to object."""
+    own = [o for o in objects if isinstance(o.layout, Outline) or o.layout.has_places]
+    if not own:
+        return {}
+    ranges = [o.layout.directory_range for o in own]
+    return {
+        "directory": [start for start, _ in ranges],
+        "directory_nbytes": [end - start for start, end in ranges],
+        "decoded": [o.decoded for o in own],
+    }

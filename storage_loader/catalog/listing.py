@@ -36,6 +36,7 @@ class DatasetInfo:
     num_rows: int
     num_objects: int
     nbytes: int  # of its objects
+    row_nbytes: int | None  # of a row's values; a mean where rows differ in size, None if no row
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def dataset_info(
         snapshot.num_rows,
         len(snapshot.objects),
         snapshot.nbytes,
+        snapshot.values_nbytes,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..layout import Column, ObjectLayout
+from ..layout import Column, ObjectLayout, Outline
 from ..schema import Schema
 
 _RECORD = np.dtype(
@@ -23,9 +23,11 @@ _RECORD = np.dtype(
         ("number", "i4"),  # the six digits after it; -1 where the key has none
         ("form", "u4"),  # place of the layout in the forms
         ("checksum", "u8"),
-        ("blocks_checksum", "u8"),
+        ("directory_checksum", "u8"),
     ]
 )
+_DIRECTORY = (("directory", "u8"), ("directory_nbytes", "u4"), ("decoded", "u8"))
+_VARIABLE = np.dtype([*_RECORD.descr, *_DIRECTORY])  # where rows have no fixed size
 _END = ".h5"
 _DIGITS = 6
 _KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns and 64 MiB
@@ -38,8 +40,9 @@ class StoredObject:
 
     key: str  # relative to the dataset
     checksum: int  # xxh3 of all its bytes
-    blocks_checksum: int  # xxh3 of its checksum table, which ranges of it are verified by
-    layout: ObjectLayout
+    directory_checksum: int  # xxh3 of its directory, which ranges of it are verified by
+    layout: ObjectLayout | Outline  # an outline where its directory is to be read first
+    decoded: int  # bytes of its rows
 
     @property
     def rows(self) -> int:
@@ -55,10 +58,11 @@ class StoredObject:
 class StoredObjects(Sequence[StoredObject]):
     """Stored objects in order. Immutable, picklable; equals a list or tuple of equal objects.
 
-    `layouts` are int64 of shape (layouts, 1 + 2 * attributes): checksums_offset, then the offsets
-    of the attributes, then their block_rows. `forms` are the layouts with the sizes of objects that
-    have them, int64 of shape (forms, 3): rows, nbytes, place in the layouts. Together they are no
-    more than what a commit says, however many objects have however many attributes.
+    `layouts` are int64 of shape (layouts, 1 + 2 * regions): the directory's offset, then those of
+    the regions, then their block_items; offsets are 0 where rows have no fixed size. `forms` are
+    the layouts with the sizes of objects that have them, int64 of shape (forms, 3): rows, nbytes,
+    place in the layouts. Together they are no more than what a commit says, however many objects
+    have however many attributes.
     """
 
     def __init__(
@@ -87,20 +91,25 @@ class StoredObjects(Sequence[StoredObject]):
         forms: npt.NDArray[np.int64],
         form: npt.NDArray[np.int64],
         checksums: npt.NDArray[np.uint64],
-        blocks_checksums: npt.NDArray[np.uint64],
+        directory_checksums: npt.NDArray[np.uint64],
+        directories: npt.NDArray[np.int64] | None = None,
     ) -> StoredObjects:
         """From columns of equal length that were checked; `form`: places in `forms`.
 
-        Keys are ASCII and end with `.h5`.
+        Keys are ASCII and end with `.h5`. `directories`, where rows have no fixed size, shape (3,
+        objects): the directory's offset and bytes, and the bytes of all rows.
         """
         stems: dict[str, int] = {}
-        records = np.empty(len(keys), _RECORD)
+        records = np.empty(len(keys), _RECORD if directories is None else _VARIABLE)
         parts = [_split(key) for key in keys]
         records["stem"] = [stems.setdefault(stem, len(stems)) for stem, _ in parts]
         records["number"] = [number for _, number in parts]
         records["form"] = form
         records["checksum"] = checksums
-        records["blocks_checksum"] = blocks_checksums
+        records["directory_checksum"] = directory_checksums
+        if directories is not None:
+            for (name, _), column in zip(_DIRECTORY, directories, strict=True):
+                records[name] = column
         return cls(schema, tuple(stems), layouts, forms, records)
 
     @classmethod
@@ -109,7 +118,8 @@ class StoredObjects(Sequence[StoredObject]):
         stems: dict[str, int] = {}
         layouts: dict[bytes, int] = {}
         forms: dict[bytes, int] = {}
-        records = np.empty(sum(len(part) for part in parts), _RECORD)
+        dtype = _VARIABLE if schema.is_variable else _RECORD
+        records = np.empty(sum(len(part) for part in parts), dtype)
         start = 0
         for part in parts:
             of_part = part._forms.copy()
@@ -119,7 +129,7 @@ class StoredObjects(Sequence[StoredObject]):
             out["stem"] = _places(stems, part._stems)[out["stem"]]
             out["form"] = _places(forms, _rows_of(of_part))[out["form"]]
             start += len(part)
-        table = np.frombuffer(b"".join(layouts), np.int64).reshape(-1, 1 + 2 * len(schema))
+        table = np.frombuffer(b"".join(layouts), np.int64).reshape(-1, 1 + 2 * len(schema.regions))
         sizes = np.frombuffer(b"".join(forms), np.int64).reshape(-1, 3)
         return cls(schema, tuple(stems), table, sizes, records)
 
@@ -134,6 +144,13 @@ class StoredObjects(Sequence[StoredObject]):
         """Bytes of each object."""
         nbytes: npt.NDArray[np.int64] = self._forms[self._records["form"], 1]
         return nbytes
+
+    @property
+    def decoded(self) -> npt.NDArray[np.int64]:
+        """Bytes of the rows of each object."""
+        if self._schema.is_variable:
+            return self._records["decoded"].astype(np.int64)
+        return self.rows * self._schema.row_nbytes
 
     def key(self, index: int) -> str:
         """The key of one object, relative to the dataset."""
@@ -156,7 +173,7 @@ class StoredObjects(Sequence[StoredObject]):
         layout = self._made_layouts.get(form)
         if layout is None:
             layout = layout_of(self._schema, self._forms[form], self._layouts)
-            nbytes = _COLUMN_NBYTES * len(self._schema) + _BLOCK_NBYTES * layout.num_checksums
+            nbytes = _COLUMN_NBYTES * len(layout.columns) + _BLOCK_NBYTES * layout.num_checksums
             if self._made_nbytes + nbytes > _KEPT_NBYTES:
                 self._made_layouts.clear()
                 self._made_nbytes = 0
@@ -164,9 +181,22 @@ class StoredObjects(Sequence[StoredObject]):
             self._made_nbytes += nbytes
         return layout
 
+    def _outline(self, form: int, directory: int, nbytes: int) -> Outline:
+        rows, object_nbytes, layout = self._forms[form].tolist()
+        names = [region.name for region in self._schema.regions]
+        blocks = self._layouts[layout, 1 + len(names) :].tolist()
+        place = directory, directory + nbytes
+        return Outline(rows, object_nbytes, place, dict(zip(names, blocks, strict=True)))
+
     def _made(self, record: tuple[int, ...]) -> StoredObject:
-        stem, number, form, checksum, blocks_checksum = record
-        return StoredObject(self._key(stem, number), checksum, blocks_checksum, self._layout(form))
+        stem, number, form, checksum, directory_checksum, *place = record
+        key = self._key(stem, number)
+        if place:
+            outline = self._outline(form, *place[:2])
+            return StoredObject(key, checksum, directory_checksum, outline, place[2])
+        layout = self._layout(form)
+        decoded = layout.rows * self._schema.row_nbytes
+        return StoredObject(key, checksum, directory_checksum, layout, decoded)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -205,13 +235,14 @@ def layout_of(
 ) -> ObjectLayout:
     """The layout that a form stands for; raises `FormatError` where it is none."""
     rows, nbytes, layout = form.tolist()
-    checksums_offset, *places = layouts[layout].tolist()
-    offsets, blocks = places[: len(schema)], places[len(schema) :]
+    directory_offset, *places = layouts[layout].tolist()
+    regions = schema.regions
+    offsets, blocks = places[: len(regions)], places[len(regions) :]
     columns = {
-        a.name: Column(offset, rows, a.row_nbytes, block_rows)
-        for a, offset, block_rows in zip(schema, offsets, blocks, strict=True)
+        region.name: Column(offset, rows, region.item_nbytes, block_items)
+        for region, offset, block_items in zip(regions, offsets, blocks, strict=True)
     }
-    return ObjectLayout(rows, nbytes, columns, checksums_offset)
+    return ObjectLayout(rows, nbytes, columns, directory_offset)
 
 
 def _split(key: str) -> tuple[str, int]:

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from ..errors import FormatError
 from ..keywords import shown
-from ..layout import misfits
+from ..layout import (
+    ALIGNMENT,
+    MAX_BLOCKS,
+    MAX_OBJECT_NBYTES,
+    MAX_ROWS,
+    WORD_NBYTES,
+    misfits,
+    num_place_words,
+)
 from ..schema import Schema
 from .objects import StoredObjects, layout_of
 
@@ -24,22 +32,25 @@ from .objects import StoredObjects, layout_of
 _KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]{0,199}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.h5")
 _HEX = re.compile(r"[0-9a-f]*")
 _HEX_DIGITS = 16
-_COLUMNS = ("key", "rows", "nbytes", "checksum", "blocks_checksum", "layout")
+_COLUMNS = ("key", "rows", "nbytes", "checksum", "directory_checksum", "layout")
+_VARIABLE = (*_COLUMNS, "directory", "directory_nbytes", "decoded")
 
 Numbers = npt.NDArray[np.int64]
 
 
 def parse_objects(columns: object, layouts: object, schema: Schema, place: str) -> StoredObjects:
     """A commit's `objects` and `layouts`; raises `FormatError`, naming `place`."""
-    if not isinstance(columns, dict) or set(columns) != set(_COLUMNS):
-        raise FormatError(f"{place}: 'objects' does not hold the columns {', '.join(_COLUMNS)}")
-    lengths = {len(parse_list(columns[name], name, place)) for name in _COLUMNS}
+    has_objects = isinstance(columns, dict) and columns.get("key") != []
+    names = _VARIABLE if schema.is_variable and has_objects else _COLUMNS
+    if not isinstance(columns, dict) or not set(names) <= set(columns):
+        raise FormatError(f"{place}: 'objects' does not hold the columns {', '.join(names)}")
+    lengths = {len(parse_list(columns[name], name, place)) for name in names}
     if len(lengths) > 1:
         raise FormatError(f"{place}: the columns of 'objects' differ in length")
     table = _layouts(parse_list(layouts, "layouts", place), schema, place)
     keys = _keys(columns["key"], place)
-    checksums, blocks_checksums = (
-        _checksums(columns[name], keys, place) for name in ("checksum", "blocks_checksum")
+    checksums, directory_checksums = (
+        _checksums(columns[name], keys, place) for name in ("checksum", "directory_checksum")
     )
     index = _whole(columns["layout"], 0, place, lambda i: f"layout of {keys[i]}")
     rows = _whole(columns["rows"], 1, place, lambda i: f"rows of {keys[i]}")
@@ -56,7 +67,8 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
         forms=_forms(np.array(list(shapes), np.int64).reshape(-1, 3), table, schema, place),
         form=np.array(form, np.int64),
         checksums=checksums,
-        blocks_checksums=blocks_checksums,
+        directory_checksums=directory_checksums,
+        directories=_directories(columns, keys, rows, nbytes, schema, place),
     )
     refuse_repeated(objects, place)
     return objects
@@ -115,29 +127,56 @@ def _first_wrong(values: list[Any], is_right: Callable[[Any], bool]) -> tuple[in
     return next((i, v) for i, v in enumerate(values) if not is_right(v))
 
 
-def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
-    """Shape (layouts, 1 + 2 * attributes): checksums, offsets and block_rows."""
-    for item in layouts:
-        if not isinstance(item, dict) or item.keys() != {"offsets", "block_rows", "checksums"}:
-            raise FormatError(f"{place}: a layout holds offsets, block_rows and checksums")
-    checksums = _whole([item["checksums"] for item in layouts], 0, place, lambda _: "checksums")
-    return np.concatenate(
-        [
-            checksums[:, None],
-            _by_attribute([item["offsets"] for item in layouts], "offsets", 0, schema, place),
-            _by_attribute([item["block_rows"] for item in layouts], "block_rows", 1, schema, place),
-        ],
-        axis=1,
+def _directories(
+    columns: dict[str, list[Any]],
+    keys: Sequence[str],
+    rows: Numbers,
+    nbytes: Numbers,
+    schema: Schema,
+    place: str,
+) -> Numbers | None:
+    """Shape (3, objects), as in `StoredObjects`; None where rows are of fixed size."""
+    if not schema.is_variable:
+        return None
+    starts, sizes, decoded = (
+        _whole(columns.get(name, []), 0, place, lambda i, name=name: f"{name} of {keys[i]}")  # type: ignore[misc]
+        for name in _VARIABLE[-3:]
     )
+    least = num_place_words(len(schema.regions)) * WORD_NBYTES
+    most = least + MAX_BLOCKS * WORD_NBYTES
+    wrong = (rows > MAX_ROWS) | (nbytes > MAX_OBJECT_NBYTES)
+    wrong |= (starts == 0) | (starts % ALIGNMENT != 0) | (sizes % WORD_NBYTES != 0)
+    wrong |= (sizes < least) | (sizes > most) | (starts > nbytes - sizes) | (decoded > nbytes)
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise FormatError(
+            f"{place}: {keys[i]}: {rows[i]} rows and a directory of {sizes[i]} bytes from byte "
+            f"{starts[i]} on do not fit an object of {nbytes[i]} bytes"
+        )
+    return np.stack([starts, sizes, decoded])
 
 
-def _by_attribute(values: list[Any], what: str, least: int, schema: Schema, place: str) -> Numbers:
-    """Shape (values, attributes): of each layout the numbers it has by attribute."""
-    names = schema.names
+def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
+    """Shape (layouts, 1 + 2 * regions): as in `StoredObjects`."""
+    wanted = {"blocks"} if schema.is_variable else {"blocks", "offsets", "directory"}
+    for item in layouts:
+        if not isinstance(item, dict) or not wanted <= item.keys():
+            raise FormatError(f"{place}: a layout holds {', '.join(sorted(wanted))}")
+    blocks = _by_region([item["blocks"] for item in layouts], "blocks", 1, schema, place)
+    if schema.is_variable:
+        return np.concatenate([np.zeros((len(blocks), 1 + blocks.shape[1]), np.int64), blocks], 1)
+    directories = _whole([item["directory"] for item in layouts], 0, place, lambda _: "directory")
+    offsets = _by_region([item["offsets"] for item in layouts], "offsets", 0, schema, place)
+    return np.concatenate([directories[:, None], offsets, blocks], axis=1)
+
+
+def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: str) -> Numbers:
+    """Shape (values, regions): of each layout the numbers it has by region."""
+    names = [region.name for region in schema.regions]
     wanted = set(names)
     for value in values:
-        if not isinstance(value, dict) or value.keys() != wanted:
-            raise FormatError(f"{place}: a layout's {what!r} does not name the schema's attributes")
+        if not isinstance(value, dict) or not wanted <= value.keys():
+            raise FormatError(f"{place}: a layout's {what!r} does not name the schema's regions")
     flat = [value[name] for value in values for name in names]
     numbers = _whole(flat, least, place, lambda i: f"{what} of {names[i % len(names)]!r}")
     return numbers.reshape(-1, len(names))
@@ -145,9 +184,11 @@ def _by_attribute(values: list[Any], what: str, least: int, schema: Schema, plac
 
 def _forms(forms: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
     """The forms themselves, as in `StoredObjects`, if their layouts fit."""
+    if schema.is_variable:  # their own directories say more
+        return forms
     rows, nbytes, index = forms.T
     offsets, blocks = layouts[:, 1 : len(schema) + 1], layouts[:, len(schema) + 1 :]
-    figures = {"offsets": offsets, "blocks": blocks, "checksums_offsets": layouts[:, 0]}
+    figures = {"offsets": offsets, "blocks": blocks, "directory_offsets": layouts[:, 0]}
     wrong = misfits(schema, rows, nbytes, index, **figures)
     try:
         for form in forms[wrong]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,38 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of all objects."""
         return sum(self.objects.nbytes.tolist())
+
+    @cached_property
+    def row_nbytes(self) -> int:
+        """Bytes of a row; where rows have no fixed size, their mean as a power of two."""
+        if not self.schema.is_variable:
+            return self.schema.row_nbytes
+        return 1 << max(0, round(math.log2(max(1, self._mean_nbytes))))
+
+    @cached_property
+    def _mean_nbytes(self) -> int:
+        return int(self.objects.decoded.sum()) // max(1, self.num_rows)
+
+    @property
+    def values_nbytes(self) -> int | None:
+        """Bytes of a row's values, without the ends: a mean where rows have no fixed size, and
+        None where there is no row to take it of."""
+        if not self.schema.is_variable:
+            return self.schema.row_nbytes
+        if not self.num_rows:
+            return None
+        ends = sum(a.row_nbytes for a in self.schema if a.is_variable)
+        return round(int(self.objects.decoded.sum()) / self.num_rows) - ends
+
+    def read_nbytes(self, schema: Schema) -> int:
+        """Bytes of some attributes of a row, in the mean: at most, where others have no fixed
+        size."""
+        if not schema.is_variable:
+            return schema.row_nbytes
+        others = set(self.schema.names) - set(schema.names)
+        fixed = (self.schema[name] for name in others)
+        unread = sum(a.row_nbytes for a in fixed if not a.is_variable)
+        return max(schema.row_nbytes, self._mean_nbytes - unread)
 
     def key(self, index: int) -> str:
         """The key of an object in the store."""

@@ -17,7 +17,7 @@ from ..errors import (
     StoreError,
 )
 from ..keywords import shown
-from ..schema import Schema
+from ..schema import ATTRIBUTE_KEYS, Schema
 from ..store import Store
 from .commits import RowOrder, read_json
 
@@ -78,22 +78,33 @@ def is_of_the_storage(error: StorageLoaderError) -> bool:
 def parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object], Schema]:
     """Identity and schema; `FormatError` for what is no dataset.json of this key."""
     place = f"{store.url}/{key}"
-    value = read_json(data, DATASET_KEYS, place=place, optional=[ORDER_KEY])
+    value = read_json(data, DATASET_KEYS, place=place)
     if value.get(ORDER_KEY, "writer") != "writer":
         raise FormatError(
             f"{place}: order {shown(value[ORDER_KEY])}; this version of storage_loader knows "
             "'writer': upgrade it"
         )
     try:
-        schema = Schema.from_json(value["attributes"])
+        attributes = _known(value["attributes"])
+        schema = Schema.from_json(attributes)
         described = DataConfig(value["name"], schema, value["additional"], storage="memory://any")
     except StorageLoaderError as error:
         raise FormatError(f"{place}: {error}") from error
-    if schema.to_json() != value["attributes"]:
+    if schema.to_json() != attributes:
         raise FormatError(f"{place}: an attribute is not written as name, dtype and shape")
     if f"{described.dataset_prefix}/dataset.json" != key:
         raise FormatError(f"{place}: this describes another dataset, {shown(described.identity)}")
     return described.identity, schema
+
+
+def _known(attributes: object) -> object:
+    """The attributes without keys that this version does not know."""
+    if not isinstance(attributes, list):
+        return attributes
+    return [
+        {key: a[key] for key in ATTRIBUTE_KEYS if key in a} if isinstance(a, dict) else a
+        for a in attributes
+    ]
 
 
 def row_order(data: bytes) -> RowOrder:

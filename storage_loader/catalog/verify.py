@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -19,8 +19,8 @@ from ..config import DataConfig, canonical_json
 from ..errors import ConfigError, FormatError, ObjectNotFoundError
 from ..hdf5 import header_problems
 from ..keywords import checked_keywords, shown
-from ..layout import ObjectLayout
-from ..schema import Schema
+from ..layout import WORD_NBYTES, ObjectLayout
+from ..schema import END, Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
 from ..threads import LEFT, Threads
 from .catalog import Catalog
@@ -28,7 +28,7 @@ from .commits import Commit, CommitId, RowOrder, read_json
 from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
 from .snapshot import Version, rows_text
-from .stored import DATASET_KEYS, DATASET_LIMIT, ORDER_KEY, row_order
+from .stored import DATASET_KEYS, DATASET_LIMIT, row_order
 
 _THREADS = 8
 _MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
@@ -81,9 +81,10 @@ def verify_dataset(
     """Read everything of a dataset, the newest version or another, and check it.
 
     Checked are dataset.json, every commit there is, that no object is named twice, and of each
-    object its size, the checksums of the whole, of its checksum table and of each block, and
-    that its HDF5 header is the one that this library writes: compared, no HDF5 library sees it, and
-    what another wrote is a problem. What seems damaged is fetched once more.
+    object its size, the checksums of the whole, of its directory and of each block, that the ends
+    of rows that have no fixed size ascend to the number of values, and that its HDF5 header is the
+    one that this library writes: compared, no HDF5 library sees it, and what another wrote is a
+    problem. What seems damaged is fetched once more.
     Nothing is changed. `found` gets each problem at once, `progress` the bytes looked at, of how
     many; both are called in this thread. Memory: some MiB for each of `num_threads`, and 0.3 KB
     an object.
@@ -144,7 +145,7 @@ def _read_dataset(
         found = catalog.store.find(catalog.schema_key, limit=DATASET_LIMIT)
         body = b"" if found is None else bytes(found)  # once: another may take its place
         schema = catalog.required(None if found is None else catalog.schema_of(memoryview(body)))
-        if canonical_json(read_json(body, DATASET_KEYS, place=place, optional=[ORDER_KEY])) != body:
+        if canonical_json(read_json(body, DATASET_KEYS, place=place)) != body:
             note(Problem(name, f"{place}: not canonical JSON"))
     except FormatError as error:
         note(Problem(name, str(error)))
@@ -215,6 +216,7 @@ class _Damage:
     start: int
     stop: int
     attribute: str | None = None
+    role: str = "rows"  # "values": `start` and `stop` count these, until their rows are known
 
 
 class _Examiner:
@@ -234,15 +236,12 @@ class _Examiner:
         _, stored = item
         key = f"{self._prefix}/{stored.key}"
         info = self._listed.get(key)
-        beside = stored.nbytes - sum(c.nbytes for c in stored.layout.columns.values())
         if info is None:
             return [_Damage("is missing", 0, stored.rows)]
         if info.odd:
             return [_Damage(f"is {info.odd}, which is never read", 0, stored.rows)]
         if info.nbytes != stored.nbytes:
             return misplaced(stored, info.nbytes)
-        if beside - stored.layout.num_checksums * 8 > _MAX_HEADER:
-            return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
         damages = self._damages(key, stored, stop)
         if damages and not stop.is_set():
             self._store.note_retry(key)
@@ -251,18 +250,62 @@ class _Examiner:
 
     def _damages(self, key: str, stored: StoredObject, stop: threading.Event) -> list[_Damage]:
         try:
-            scan = scanned(self._store.stream(key, 0, stored.nbytes), stored.layout, stop)
+            layout = self._layout(key, stored)
+            beside = stored.nbytes - sum(c.nbytes for c in layout.columns.values())
+            if beside - layout.num_words * WORD_NBYTES > _MAX_HEADER:
+                return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
+            scan = scanned(self._store.stream(key, 0, stored.nbytes), layout, stop)
+            if stop.is_set():
+                return []
+            if scan.nbytes != stored.nbytes:
+                return misplaced(stored, scan.nbytes)
+            damages = damaged(stored, layout, scan)
+            if damages:
+                return self._with_rows(key, layout, damages)
         except ObjectNotFoundError:
             return [_Damage("is missing", 0, stored.rows)]
-        if scan.nbytes != stored.nbytes:
-            return misplaced(stored, scan.nbytes)
-        return damaged(stored, scan) or self._header_damages(stored, scan.header)
+        except FormatError as error:
+            return [_Damage(str(error), 0, stored.rows)]
+        return self._header_damages(stored, layout, scan.header)
 
-    def _header_damages(self, stored: StoredObject, header: bytes) -> list[_Damage]:
-        known = (_figures(stored.layout), hashlib.sha256(header).digest())
+    def _layout(self, key: str, stored: StoredObject) -> ObjectLayout:
+        """Of an object whose directory says where its parts lie, by that; else `FormatError`."""
+        if isinstance(stored.layout, ObjectLayout):
+            return stored.layout
+        [directory] = self._store.get_ranges(key, [stored.layout.directory_range])
+        if xxh3(directory) != stored.directory_checksum:
+            raise FormatError(_DIRECTORY)
+        return stored.layout.layout(self._schema, memoryview(directory))
+
+    def _with_rows(self, key: str, layout: ObjectLayout, damages: list[_Damage]) -> list[_Damage]:
+        """The damages of values by the rows they belong to, which the ends say."""
+        by_row: list[_Damage] = []
+        wrong = {(d.attribute, d.role) for d in damages}
+        known: dict[str, npt.NDArray[np.int64]] = {}
+        for damage in damages:
+            name = damage.attribute
+            if damage.role != "values" or name is None:
+                by_row.append(damage)
+                continue
+            if (name, "ends") in wrong:  # then nobody knows which rows
+                by_row.append(replace(damage, start=0, stop=layout.rows))
+                continue
+            if name not in known:
+                column = layout.columns[f"{name}/ends"]
+                [ends] = self._store.get_ranges(key, [(column.offset, column.end)])
+                known[name] = np.frombuffer(ends, "<i8")
+            first = int(np.searchsorted(known[name], damage.start, "right"))
+            last = int(np.searchsorted(known[name], damage.stop, "left"))
+            by_row.append(replace(damage, start=first, stop=min(last + 1, layout.rows)))
+        return by_row
+
+    def _header_damages(
+        self, stored: StoredObject, layout: ObjectLayout, header: bytes
+    ) -> list[_Damage]:
+        known = (_figures(layout), hashlib.sha256(header).digest())
         if known in self._right_headers:
             return []
-        wrong = header_problems(self._schema, stored.layout, header)
+        wrong = header_problems(self._schema, layout, header)
         if not wrong and len(self._right_headers) < _KEPT_HEADERS:
             self._right_headers.add(known)
         return [_Damage(what, 0, stored.rows, name or None) for name, what in wrong]
@@ -270,8 +313,8 @@ class _Examiner:
 
 def _figures(layout: ObjectLayout) -> tuple[int, ...]:
     columns = layout.columns.values()
-    places = (place for column in columns for place in (column.offset, column.block_rows))
-    return (layout.rows, layout.nbytes, layout.checksums_offset, *places)
+    places = (place for c in columns for place in (c.offset, c.items, c.block_items))
+    return (layout.rows, layout.nbytes, layout.directory_offset, *places)
 
 
 def misplaced(stored: StoredObject, nbytes: int) -> list[_Damage]:
@@ -280,8 +323,10 @@ def misplaced(stored: StoredObject, nbytes: int) -> list[_Damage]:
     Where it is too short: the rows that are not there, by attribute.
     """
     what = f"the object has {nbytes} bytes, its commit says {stored.nbytes}"
+    if not isinstance(stored.layout, ObjectLayout):
+        return [_Damage(what, 0, stored.rows)]
     cut = [
-        _Damage(what, max(0, nbytes - c.offset) // c.row_nbytes, stored.rows, name)
+        _Damage(what, max(0, nbytes - c.offset) // c.item_nbytes, stored.rows, name)
         for name, c in stored.layout.columns.items()
         if c.nbytes and c.end > nbytes
     ]
@@ -294,20 +339,40 @@ class Scan:
 
     nbytes: int
     checksum: int  # of all bytes
-    blocks: npt.NDArray[np.uint64]  # checksum of each block, by its place in the table
-    table: bytes  # the checksum table
-    header: bytes  # what is no row and no checksum, in order
+    blocks: npt.NDArray[np.uint64]  # checksum of each block, by its place in the directory
+    directory: bytes
+    header: bytes  # what is of no row and not of the directory, in order
+    ends: dict[str, _Ends]  # by region
 
 
-_TABLE, _HEADER = -1, -2
+class _Ends:
+    """Whether ends of rows, which come in pieces, ascend from 0 to the number of values."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.ascend = True
+        self._rest = b""
+
+    def add(self, part: memoryview) -> None:
+        data = self._rest + part
+        whole = len(data) // END.itemsize * END.itemsize
+        self._rest = data[whole:]
+        ends = np.frombuffer(data[:whole], "<i8")
+        if len(ends):
+            self.ascend &= bool(ends[0] >= self.last and (ends[1:] >= ends[:-1]).all())
+            self.last = int(ends[-1])
+
+
+_DIRECTORY = "the directory differs from its own checksum in the commit"
+_INDEX, _HEADER = -1, -2
 _BEYOND = (2**63, _HEADER)  # of a store that sends more than was asked for
 
 
 def _sections(layout: ObjectLayout) -> Iterator[tuple[int, int]]:
-    """(end, what) of all parts in order; what: a block by its place in the table, or as above."""
+    """(end, what) of all parts in order; what: a block by its place, or as above."""
     parts = [(*ends, block) for block, ends in enumerate(layout.block_ranges.tolist())]
-    if layout.num_checksums:
-        parts.append((*layout.checksums_range, _TABLE))
+    if layout.num_words:
+        parts.append((*layout.directory_range, _INDEX))
     place = 0
     for start, end, what in sorted(parts):
         if start > place:
@@ -322,8 +387,14 @@ def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Even
     """Hash an object's pieces as they come, the whole and each block; keep the rest of it."""
     whole, block = xxhash.xxh3_64(), xxhash.xxh3_64()
     blocks = np.zeros(layout.num_checksums, np.uint64)
-    table: list[bytes] = []
+    directory: list[bytes] = []
     header: list[bytes] = []
+    ends = {name: _Ends() for name in layout.columns if name.endswith("/ends")}
+    ends_of = {
+        block: found
+        for name, found in ends.items()
+        for block in range(layout.num_checksums)[layout.all_blocks(name)]
+    }
     sections = _sections(layout)
     end, what = next(sections)
     place = 0
@@ -336,8 +407,10 @@ def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Even
             part = view[: end - place]
             if what >= 0:
                 block.update(part)
-            elif what == _TABLE:
-                table.append(bytes(part))
+                if what in ends_of:
+                    ends_of[what].add(part)
+            elif what == _INDEX:
+                directory.append(bytes(part))
             else:
                 header.append(bytes(part))
             place += part.nbytes
@@ -347,25 +420,35 @@ def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Even
                     blocks[what] = block.intdigest()
                     block.reset()
                 end, what = next(sections, _BEYOND)
-    return Scan(place, whole.intdigest(), blocks, b"".join(table), b"".join(header))
+    return Scan(place, whole.intdigest(), blocks, b"".join(directory), b"".join(header), ends)
 
 
-def damaged(stored: StoredObject, scan: Scan) -> list[_Damage]:
+def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Damage]:
     """What of an object of the right size differs from its checksums. Pure."""
-    if xxh3(scan.table) != stored.blocks_checksum:
-        what = "the checksum table differs from its own checksum in the commit"
-        return [_Damage(what, 0, stored.rows)]
-    layout = stored.layout
-    wrong = np.flatnonzero(scan.blocks != np.frombuffer(scan.table, "<u8"))
+    if xxh3(scan.directory) != stored.directory_checksum:
+        return [_Damage(_DIRECTORY, 0, stored.rows)]
+    words = np.frombuffer(scan.directory, "<u8")
+    wrong = np.flatnonzero(scan.blocks != words[layout.num_words - layout.num_checksums :])
     damages = []
     for name, column in layout.columns.items():
         places = layout.all_blocks(name)
         here = wrong[(wrong >= places.start) & (wrong < places.stop)] - places.start
         for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1):
             if len(run):
-                start = int(run[0]) * column.block_rows
-                end = min((int(run[-1]) + 1) * column.block_rows, column.rows)
-                damages.append(_Damage("differ from their checksum", start, end, name))
+                start = int(run[0]) * column.block_items
+                end = min((int(run[-1]) + 1) * column.block_items, column.items)
+                attribute, _, role = name.partition("/")
+                if role == "ends":  # the next row begins where this one ends
+                    end = min(end + 1, stored.rows)
+                what = "differ from their checksum"
+                damages.append(_Damage(what, start, end, attribute, role or "rows"))
+    if not damages:
+        for name, ends in scan.ends.items():
+            attribute = name.removesuffix("/ends")
+            items = layout.columns[f"{attribute}/values"].items
+            if not ends.ascend or ends.last != items:
+                what = f"the ends of its rows do not ascend to its {items} values"
+                damages.append(_Damage(what, 0, stored.rows, attribute, "ends"))
     if not damages and scan.checksum != stored.checksum:
         what = "the HDF5 header differs: all rows are right, the whole object's checksum is not"
         return [_Damage(what, 0, stored.rows)]

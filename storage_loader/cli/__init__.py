@@ -6,11 +6,12 @@ import sys
 
 import click
 
-from ..errors import StorageLoaderError
+from ..errors import FormatError, StorageLoaderError, StoreError
 from .bench import bench_command
 from .cache import cache_commands
+from .check import check_command
 from .look import head_command, info_command, log_command, ls_command
-from .text import echo_error
+from .text import echo, echo_error
 from .upkeep import gc_command, rm_command, verify_command
 
 
@@ -24,6 +25,7 @@ from .upkeep import gc_command, rm_command, verify_command
         gc_command,
         verify_command,
         bench_command,
+        check_command,
         cache_commands,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,6 +41,7 @@ def cli() -> None:
     taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, never from the command line.
 
     \b
+    storage-loader check s3://bucket/prefix --endpoint http://127.0.0.1:9000
     storage-loader ls ./data
     storage-loader info digits
     storage-loader info ./data digits --where split=train
@@ -58,7 +61,15 @@ def main() -> None:
         cli()
     except StorageLoaderError as error:
         echo_error(error)
+        if _is_of_the_storage(error):
+            echo("what this storage does and does not: storage-loader check STORAGE", err=True)
         sys.exit(1)
+
+
+def _is_of_the_storage(error: StorageLoaderError) -> bool:
+    """Whether the storage itself failed, not what somebody looks for in it."""
+    is_of_what_lies_there = isinstance(error, (FormatError, FileNotFoundError))
+    return isinstance(error, StoreError) and not is_of_what_lies_there
 
 
 __all__ = ["cli", "main"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 import click
@@ -92,6 +93,11 @@ def bench_command(
                 echo_json({**described, "rows": loader.num_rows, "source": source, "epochs": found})
             else:
                 _show(measured.epochs)
+                if loaded.storage.startswith("s3://"):
+                    echo(
+                        f"the storage itself: storage-loader check {quote(loaded.storage)}",
+                        err=True,
+                    )
                 echo(source)
             if png is not None and measured.samples:
                 plot(measured.samples, f"{loaded.dataset_name}, {loaded.storage}", png)

@@ -21,6 +21,7 @@ from ..catalog import (
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.run.stats import size_text
+from ..schema import Attribute
 from .text import (
     cell,
     counted,
@@ -29,6 +30,7 @@ from .text import (
     echo_json,
     echo_json_rows,
     json_option,
+    shape_text,
     shown,
     table,
 )
@@ -55,6 +57,7 @@ def ls_command(storage: str | None, where: Sequence[str], as_json: bool, **setti
             _additional(info.config),
             f"{info.num_rows:,}",
             str(info.num_objects),
+            _row_size(info),
             size_text(info.nbytes),
         )
         for info in infos
@@ -63,7 +66,7 @@ def ls_command(storage: str | None, where: Sequence[str], as_json: bool, **setti
     unreadable = [one for one in unreadable if one.config is None or agrees(one.config, where)]
     for one in unreadable:
         additional = f"({one.id})" if one.config is None else _additional(one.config)
-        rows.append((one.name, additional, "-", "-", "cannot be read"))
+        rows.append((one.name, additional, "-", "-", "-", "cannot be read"))
     rows.sort(key=itemgetter(0))
     below = find_storages(storage, **settings) if not rows and not where else []
     if as_json:
@@ -74,7 +77,8 @@ def ls_command(storage: str | None, where: Sequence[str], as_json: bool, **setti
         datasets = [_described(info) for info in infos]
         echo_json({"datasets": datasets, "unreadable": bad, "storages_below": below})
     elif rows:
-        table(("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "SIZE"), rows, right=(2, 3, 4))
+        head = ("NAME", "ADDITIONAL", "ROWS", "OBJECTS", "ROW SIZE", "SIZE")
+        table(head, rows, right=(2, 3, 4, 5))
     if not rows:
         echo(f"no dataset in {DataConfig('any', storage=storage, **settings).storage}", err=True)
         for found in below:
@@ -96,13 +100,37 @@ def _described(info: DatasetInfo) -> dict[str, Any]:
         "rows": info.num_rows,
         "objects": info.num_objects,
         "nbytes": info.nbytes,
+        "row_nbytes": info.row_nbytes,
         "version": info.version.hash,
         "commits": info.version.commits,
         "attributes": [
-            {"name": a.name, "dtype": a.dtype, "shape": a.shape, "row_nbytes": a.row_nbytes}
+            {
+                "name": a.name,
+                "dtype": a.dtype,
+                "shape": a.shape,
+                "row_nbytes": None if a.is_variable else a.row_nbytes,
+            }
             for a in info.config.attributes or ()
         ],
     }
+
+
+def _row_size(info: DatasetInfo) -> str:
+    """Of all attributes together."""
+    if info.row_nbytes is None:
+        return "-"
+    is_mean = any(a.is_variable for a in info.config.attributes or ())
+    return f"{'about ' if is_mean else ''}{size_text(info.row_nbytes)}"
+
+
+def _attribute_size(attribute: Attribute, info: DatasetInfo) -> str:
+    """Bytes of an attribute in a row, as far as the commits tell."""
+    if not attribute.is_variable:
+        return size_text(attribute.row_nbytes)
+    others = [a for a in info.config.attributes or () if a.name != attribute.name]
+    if info.row_nbytes is None or any(a.is_variable for a in others):
+        return "varies"
+    return f"about {size_text(info.row_nbytes - sum(a.row_nbytes for a in others))}"
 
 
 def _additional(config: DataConfig) -> str:
@@ -122,15 +150,14 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
     echo(f"{info.config.dataset_name} in {info.config.storage}")
     for key, value in info.config.additional.items():
         echo(f"  {key} = {shown(value)}")
+    attributes = info.config.attributes or ()
+    is_mean = info.row_nbytes is not None and any(a.is_variable for a in attributes)
     echo(
         f"{counted(info.num_rows, 'row')} in {counted(info.num_objects, 'object')}, "
-        f"{size_text(info.nbytes)}, version {info.version} of "
-        f"{counted(len(info.version.commits), 'commit')}"
+        f"{size_text(info.nbytes)}, {f'{_row_size(info)} a row, ' if is_mean else ''}"
+        f"version {info.version} of {counted(len(info.version.commits), 'commit')}"
     )
-    rows = [
-        (a.name, a.dtype, str(a.shape), size_text(a.row_nbytes))
-        for a in info.config.attributes or ()
-    ]
+    rows = [(a.name, a.dtype, shape_text(a), _attribute_size(a, info)) for a in attributes]
     table(("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE"), rows, right=(3,))
 
 
@@ -142,18 +169,20 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
 def head_command(version: str | None, rows: int, as_json: bool, **which: Any) -> None:
     """Show the first rows of a dataset.
 
-    Of an image, or any row of more than eight numbers, it shows shape, range and mean.
+    Of an image, or any row of more than eight numbers, it shows shape, range and mean. Of rows
+    that differ in length, and of bytes, it shows how long they are and how they begin. Text is
+    cut to a line. With --json all of each row is printed, bytes as base64.
     """
     dataset = Dataset(chosen(**which), version=version)
     batch = dataset[:rows]
     if as_json:
         count = min(rows, len(dataset))
         echo_json_rows(
-            [{name: array[row, ...] for name, array in batch.items()} for row in range(count)]
+            [{name: field[row] for name, field in batch.items()} for row in range(count)]
         )
         return
     cells = [
-        (str(row), *(cell(array[row]) for array in batch.values()))
+        (str(row), *(cell(batch[a.name][row], a) for a in dataset.schema))
         for row in range(min(rows, len(dataset)))
     ]
     table(("ROW", *batch), cells, right=(0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,12 @@ import numpy as np
 from tqdm import tqdm
 
 from ..config import JSONScalar
-from ..errors import StorageLoaderError
+from ..errors import LoaderError, StorageLoaderError
+from ..schema import Attribute
 from ..text import printable
 
-_FEW = 8  # numbers of a row that are shown one by one
+_FEW = 8  # numbers of a row, or bytes, that are shown one by one
+_WIDE = 60  # characters of a cell
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -44,14 +47,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="All of it as
 
 
 def echo_json(value: Any) -> None:
-    """Print a value as JSON; what is not finite is null."""
-    for line in json.dumps(_plain(value), indent=2, allow_nan=False).split("\n"):
+    """Print a value as JSON; what is not finite is null, and bytes are base64."""
+    for line in _json_text(value, indent=2).split("\n"):
         echo(line)
 
 
 def echo_json_rows(rows: Sequence[Any]) -> None:
     """The same of a list, a line for each: an image's numbers would be a line each."""
-    lines = [json.dumps(_plain(row), allow_nan=False) for row in rows]
+    lines = [_json_text(row) for row in rows]
     echo(f"[{'' if lines else ']'}")
     for number, line in enumerate(lines, 1):
         echo(f"  {line}{',' if number < len(lines) else ''}")
@@ -59,11 +62,21 @@ def echo_json_rows(rows: Sequence[Any]) -> None:
         echo("]")
 
 
+def _json_text(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    except RecursionError:
+        raise LoaderError("a JSON value is nested too deeply to be printed") from None
+
+
 def _plain(value: Any) -> Any:
-    """The value in what JSON has: an array is nested lists, a complex number a pair."""
+    """The value in what JSON has: nested lists, a pair for a complex number, base64 for bytes."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)
         if value.dtype.kind == "c":
             value = np.stack([value.real, value.imag], axis=-1)
         elif value.dtype.kind not in "biuf":  # bfloat16
@@ -73,7 +86,7 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def counted(number: int, noun: str) -> str:
@@ -93,21 +106,69 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
         echo("  ".join(cells).rstrip())
 
 
-def cell(value: Any) -> str:
-    """An array or scalar of a row in a line of at most 60 characters.
+def cell(value: Any, attribute: Attribute) -> str:
+    """An attribute of a row in a line of at most 60 characters.
 
-    Of many numbers, as an image has, their shape, range and mean.
+    Of many numbers, as an image has, their shape, range and mean; of rows that differ in length
+    how long they are, and the first values; of bytes as much.
     """
-    if isinstance(value, np.ndarray) and value.ndim and value.size > _FEW:
+    if attribute.dtype == "bytes":
+        return _bytes(value)
+    if attribute.dtype == "str":
+        return _cut(value)
+    if attribute.dtype == "json":
+        return _json(value)
+    if attribute.is_variable:
+        return _items(value)
+    if value.ndim and value.size > _FEW:
         axes = " x ".join(map(str, value.shape))
         if value.dtype.kind == "c":
             return f"{axes}, mean {value.mean():.4g}"
         numbers = value.astype(np.float64) if value.dtype.kind != "b" else value
         low, high = (f"{one:.4g}" for one in (numbers.min(), numbers.max()))
         return f"{axes}, {low} to {high}, mean {numbers.mean():.4g}"
-    with np.printoptions(threshold=6, edgeitems=2, linewidth=10_000, precision=4):
-        text = " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return _cut(_numbers(value))
+
+
+def _bytes(value: bytes) -> str:
+    size = f"{len(value):,} B"
+    if not value:
+        return size
+    return f"{size}: {value[:_FEW].hex(' ')}{' ...' if len(value) > _FEW else ''}"
+
+
+def _json(value: Any) -> str:
+    try:
+        return _cut(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        return "nested deeply"
+
+
+def _items(value: Any) -> str:
+    """`3 items: 5 7 7`."""
+    count = counted(len(value), "item")
+    if not len(value):
+        return count
+    first = _numbers(value[:_FEW])[1:-1]  # without the outer brackets
+    return _cut(f"{count}: {first}{' ...' if len(value) > _FEW else ''}")
+
+
+def _numbers(value: Any) -> str:
+    with np.printoptions(threshold=2 * _FEW, edgeitems=2, linewidth=10_000, precision=4):
+        return " ".join(str(value).split())
+
+
+def _cut(text: str) -> str:
+    """The text as it may be shown, up to the width of a cell."""
+    text = printable(text[: _WIDE + 1])
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+
+
+def shape_text(attribute: Attribute) -> str:
+    """The shape of a row: `(3, 5)`, `(any, 4)`; of text and bytes `any length`."""
+    if attribute.is_text:
+        return "any length"
+    return str(attribute.shape).replace("None", "any")
 
 
 def shown(value: JSONScalar) -> str:

@@ -1,6 +1,6 @@
 """HDF5 object bytes; the only package that imports h5py, and it knows no store."""
 
 from .check import header_problems
-from .template import CHECKSUMS, Template, capacity, template
+from .template import DIRECTORY, Template, capacity, most_overhead, template
 
-__all__ = ["CHECKSUMS", "Template", "capacity", "header_problems", "template"]
+__all__ = ["DIRECTORY", "Template", "capacity", "header_problems", "most_overhead", "template"]

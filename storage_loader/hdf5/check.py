@@ -19,12 +19,15 @@ _PERHAPS = "HDF5 may show other rows than this library gives"
 def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list[tuple[str, str]]:
     """What is not as it is written: (attribute, what), "" for the file itself.
 
-    `header`: all bytes of the object that are neither rows nor checksums, in order.
+    `header`: all bytes of the object that are of no column and not of the directory, in order.
     """
     elsewhere = f"its parts do not lie where this version of storage_loader puts them; {_PERHAPS}"
     if len(header) < LEAST_HEADER * len(schema):  # a template of that many takes seconds
         return [("", elsewhere)]
-    made = template(schema, layout.rows, tuple(c.block_rows for c in layout.columns.values()))
+    values = tuple(layout.columns[r.name].items for r in schema.regions if r.role == "values")
+    made = template(
+        schema, layout.rows, values, tuple(c.block_items for c in layout.columns.values())
+    )
     if _figures(made.layout) != _figures(layout):
         return [("", elsewhere)]
     expected = b"".join(piece for _, piece in made.pieces)
@@ -37,8 +40,8 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
 def _figures(layout: ObjectLayout) -> tuple[int, ...]:
     """All that HDF5 knows of a layout."""
     offsets = (c.offset if c.nbytes else 0 for c in layout.columns.values())
-    table = layout.checksums_offset if layout.num_checksums else 0
-    return (layout.rows, layout.nbytes, layout.num_checksums, table, *offsets)
+    directory = layout.directory_offset if layout.num_words else 0
+    return (layout.rows, layout.nbytes, layout.num_words, directory, *offsets)
 
 
 def _differing(made: Template, expected: bytes, header: bytes) -> list[tuple[str, int]]:

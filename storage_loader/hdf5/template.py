@@ -11,16 +11,25 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import h5py
+import ml_dtypes
 import numpy as np
 
 from ..errors import FormatError, SchemaError
-from ..layout import ALIGNMENT, CHECKSUM_NBYTES, MAX_ROWS, ObjectLayout, block_rows
-from ..schema import Attribute, Schema
+from ..layout import (
+    ALIGNMENT,
+    MAX_ROWS,
+    WORD_NBYTES,
+    ObjectLayout,
+    block_items,
+    num_place_words,
+)
+from ..schema import Schema
 from .header import settled
 
-CHECKSUMS = ".checksums"  # no attribute's name begins with a dot
+DIRECTORY = ".directory"  # no attribute's name begins with a dot
 LEAST_HEADER = 256  # bytes; HDF5 writes 268 for each dataset, and more beside them
 
 
@@ -34,35 +43,51 @@ class Template:
 
 
 @lru_cache(maxsize=64)
-def template(schema: Schema, rows: int, blocks_of: tuple[int, ...] | None = None) -> Template:
+def template(
+    schema: Schema,
+    rows: int,
+    values: tuple[int, ...] = (),
+    blocks_of: tuple[int, ...] | None = None,
+) -> Template:
     """The object that holds `rows` (at least 1) rows of `schema`. Takes about 2 ms.
 
-    Small columns lie beside the checksums at the front, so that one range has them all.
-    `blocks_of`: rows of a block by attribute, as `block_rows` says by default.
+    Small columns lie beside the directory at the front, so that one range has them all.
+    `values`: of each attribute whose rows have no fixed size, how many values there are.
+    `blocks_of`: items of a block by region, as `block_items` says by default.
     """
     file = _Recorder()
+    regions = schema.regions
+    counts = iter(values)
+    items = {r.name: next(counts) if r.role == "values" else rows for r in regions}
     blocks = dict(
-        zip(schema.names, blocks_of or (block_rows(a.row_nbytes) for a in schema), strict=True)
+        zip(
+            (r.name for r in regions),
+            blocks_of or (block_items(r.item_nbytes) for r in regions),
+            strict=True,
+        )
     )
-    num_checksums = sum(-(-rows // blocks[a.name]) for a in schema if a.row_nbytes)
+    words = sum(-(-items[r.name] // blocks[r.name]) for r in regions if r.item_nbytes)
+    if schema.is_variable:
+        words += num_place_words(len(regions))
     offsets, addresses = {}, {}
     with _created(file) as h5:
-        table = (num_checksums, 1)
-        checksums_offset, addresses[""] = _create(h5, CHECKSUMS, h5py.h5t.STD_U64LE, table)
-        for a in sorted(schema, key=lambda a: a.row_nbytes):
-            shape = (rows, a.num_values)
-            offsets[a.name], addresses[a.name] = _create(h5, a.name, file_type(a), shape)
+        directory_offset, addresses[""] = _create(h5, DIRECTORY, h5py.h5t.STD_U64LE, (words,))
+        for region in sorted(regions, key=lambda r: r.item_nbytes * items[r.name]):
+            shape = (items[region.name], *region.shape)
+            place = _create(h5, region.name, file_type(region.dtype), shape)
+            offsets[region.name], addresses[region.name] = place
     headers = []
     for name, address in sorted(addresses.items(), key=lambda item: item[1]):
         header = file.written[address] = settled(file.written.get(address, b""))
-        headers.append((name, address, address + len(header)))
+        headers.append((name.partition("/")[0], address, address + len(header)))
     layout = ObjectLayout.of(
         schema,
         rows=rows,
         nbytes=file.end,
         offsets=offsets,
         blocks=blocks,
-        checksums_offset=checksums_offset,
+        directory_offset=directory_offset,
+        values=items,
     )
     pieces = sorted([*file.written.items(), *_padding(file, layout)])
     return Template(layout, tuple(pieces), tuple(headers))
@@ -72,7 +97,7 @@ def _padding(file: _Recorder, layout: ObjectLayout) -> list[tuple[int, bytes]]:
     """Zeros for the few bytes that belong to nothing, so that equal rows give equal objects."""
     parts = [(start, start + len(piece)) for start, piece in file.written.items()]
     parts += [(c.offset, c.end) for c in layout.columns.values()]
-    parts += [layout.checksums_range, (layout.nbytes, layout.nbytes)]
+    parts += [layout.directory_range, (layout.nbytes, layout.nbytes)]
     padding, place = [], 0
     for start, end in sorted(parts):
         if start > place:
@@ -92,7 +117,7 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
             f"a row of {schema.row_nbytes} bytes needs an object of {least} bytes, but "
             f"max_object_size is {max_nbytes}; set max_object_size to {least} or more"
         )
-    blocks = sum(CHECKSUM_NBYTES / block_rows(a.row_nbytes) for a in schema if a.row_nbytes)
+    blocks = sum(WORD_NBYTES / block_items(r.item_nbytes) for r in schema.regions if r.item_nbytes)
     per_row = schema.row_nbytes + blocks
     if not per_row:
         return MAX_ROWS
@@ -112,6 +137,22 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
     return fits
 
 
+@lru_cache(maxsize=64)
+def most_overhead(schema: Schema) -> int:
+    """The most bytes that an object has beside its regions and directory, each rounded up to 64.
+
+    HDF5's headers are as long whatever the numbers of rows and values are; where they lie between
+    the other parts may make some bytes of difference.
+    """
+    values = tuple(ALIGNMENT for region in schema.regions if region.role == "values")
+    layout = template(schema, ALIGNMENT, values).layout
+    parts = [*(c.nbytes for c in layout.columns.values()), layout.num_words * WORD_NBYTES]
+    return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
+
+
+_SPREAD = 2 * ALIGNMENT
+
+
 def _created(file: _Recorder) -> h5py.File:
     """An empty HDF5 file, of the same bytes at any time.
 
@@ -128,7 +169,7 @@ def _created(file: _Recorder) -> h5py.File:
 
 
 def _create(
-    h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, int]
+    h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, ...]
 ) -> tuple[int, int]:
     """An empty contiguous dataset; returns where its bytes begin, 0 where it has none, and where
     its header does."""
@@ -137,23 +178,33 @@ def _create(
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
-    space = h5py.h5s.create_simple(shape)
-    dataset = h5py.h5d.create(h5.id, name.encode(), file_type, space, properties)
+    space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    group, _, own = name.rpartition("/")
+    parent = _group(h5, group) if group else h5.id
+    dataset = h5py.h5d.create(parent, own.encode(), file_type, space, properties)
     offset = dataset.get_offset()
     if offset is None and 0 not in shape:
         raise FormatError(f"HDF5 gave no offset for dataset {name!r} of shape {shape}")
     return offset or 0, h5py.h5o.get_info(dataset).addr
 
 
-def file_type(attribute: Attribute) -> h5py.h5t.TypeID:
-    """The HDF5 type of an attribute's values: little-endian on every machine."""
-    if attribute.dtype == "bfloat16":
+def _group(h5: h5py.File, name: str) -> h5py.h5g.GroupID:
+    if name.encode() in h5.id:
+        return h5py.h5g.open(h5.id, name.encode())
+    properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    properties.set_obj_track_times(False)
+    return h5py.h5g.create(h5.id, name.encode(), gcpl=properties)
+
+
+def file_type(dtype: np.dtype[Any]) -> h5py.h5t.TypeID:
+    """The HDF5 type of values of a storable dtype: little-endian on every machine."""
+    if dtype == ml_dtypes.bfloat16:
         kind = h5py.h5t.IEEE_F32LE.copy()  # sign 1, exponent 8, mantissa 7 bits: half a float32
         kind.set_fields(15, 7, 8, 0, 7)
         kind.set_size(2)
         kind.set_ebias(127)
         return kind
-    return h5py.h5t.py_create(np.dtype(attribute.dtype).newbyteorder("<"), logical=True)
+    return h5py.h5t.py_create(dtype.newbyteorder("<"), logical=True)
 
 
 class _Recorder(io.RawIOBase):

@@ -5,6 +5,9 @@ try:
 except ImportError as error:
     raise ImportError("storage_loader.jax needs JAX: pip install 'storage-loader[jax]'") from error
 
+from . import ragged as _ragged
 from .adapters import DataLoader
+
+_ragged.register()
 
 __all__ = ["DataLoader"]

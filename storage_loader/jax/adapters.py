@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from .. import loader
-from ..catalog import Version
+from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, handed_on, shown
@@ -20,13 +21,18 @@ from ..loader.loader import DEFAULT_PREFETCH
 from ..loader.order import Rows, Shuffle
 from ..loader.order.partition import LastBatch
 from ..loader.view import Transform
+from ..ragged import Ragged
+from ..schema import Attribute
 from . import distributed
 from .placing import Placing, TooWide
+from .ragged import is_leaf
 
 
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of `jax.Array`s.
 
+    Rows that differ in length are a `Ragged` of them, or a dense one by `pad`; bytes, text and JSON
+    are lists.
     Each batch is on its way to the device while the one before it is in use; where the device is
     the processor, an array lies on the batch's own memory. `transform` gets numpy arrays; what it
     returns is placed, array by array. Without `rank` and `world_size` those of JAX's processes
@@ -36,6 +42,9 @@ class DataLoader(loader.DataLoader):
     Without `jax_enable_x64`, 64-bit integers become 32-bit ones where every value of the batch
     fits, else a `LoaderError` names the row; float64 and complex128 become float32 and complex64,
     as everywhere in JAX.
+
+    Rows that differ in length are a `Ragged` of `jax.Array`s, which `jax.jit` takes; texts and JSON
+    values are lists. Several devices cannot share either of these.
     """
 
     _feed = Feed(memory=AlignedMemory, peers=distributed.peers)
@@ -69,6 +78,7 @@ class DataLoader(loader.DataLoader):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`sharding`: how the devices share a batch's arrays, default the one default device.
 
@@ -89,6 +99,24 @@ class DataLoader(loader.DataLoader):
             ranks=placing.ranks,
             check=placing.check,
         )
+        self._placing = placing
+
+    def open(self) -> Snapshot:
+        snapshot = super().open()
+        if self._transform is None and self._placing.is_shared:
+            for attribute in snapshot.schema.select(self._attributes):
+                if attribute.is_variable and attribute.name not in self._pad:
+                    raise ConfigError(_not_shared(attribute))
+        return snapshot
+
+
+def _not_shared(attribute: Attribute) -> str:
+    name, pad = attribute.name, "" if attribute.is_text else f"give pad={{{attribute.name!r}: 0}}, "
+    return (
+        f"sharding: the devices cannot share attribute {name!r}, whose rows are {attribute.dtype} "
+        f"{attribute.shape or 'of any length'}: {pad}make arrays of them in transform, or leave "
+        "it out by attributes="
+    )
 
 
 @dataclass(frozen=True)
@@ -106,10 +134,15 @@ class _Placer:
             raise LoaderError(self._too_wide(error, batch, rows)) from None
 
     def _too_wide(self, error: TooWide, batch: Any, rows: Rows) -> str:
-        path = jax.tree_util.keystr(jax.tree_util.tree_flatten_with_path(batch)[0][error.leaf][0])
+        leaves, _ = jax.tree_util.tree_flatten_with_path(batch, is_leaf=is_leaf)
+        keys, leaf = leaves[error.leaf]
+        path = jax.tree_util.keystr(keys)
         array, index = error.array, error.index
         where = ""
-        if self.gives_rows or len(array) == len(rows):
+        if isinstance(leaf, Ragged):
+            row = int(np.searchsorted(leaf.offsets, index[0], "right")) - 1
+            where = f" in row {rows[row]}" if len(leaf) == len(rows) else ""
+        elif self.gives_rows or len(array) == len(rows):
             where = f" in row {rows[0 if self.gives_rows else index[0]]}"
         return (
             f"batch{path} of dataset {self.dataset_name!r} has "

@@ -12,7 +12,9 @@ from ..errors import ConfigError, LoaderError
 from ..loader.fill.parts import Array
 from ..loader.order.partition import Partition
 from ..process import cached_property
+from ..ragged import Ragged
 from .alike import Alike
+from .ragged import is_leaf
 
 
 class TooWide(Exception):
@@ -53,6 +55,11 @@ class Placing:
     def is_global(self) -> bool:
         """Whether an array lies on devices of several processes."""
         return self._sharding is not None and not self._sharding.is_fully_addressable
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several devices share a batch."""
+        return self._sharding is not None and (self.is_global or self._sharding.num_devices > 1)
 
     @property
     def is_at_once(self) -> bool:
@@ -121,16 +128,30 @@ class Placing:
     def place(self, batch: Any) -> Any:
         """The batch with its numpy arrays as `jax.Array`s. The copy to a device goes on after.
 
-        Raises `TooWide`.
+        Lists without arrays, such as texts, stay as they are. Raises `TooWide`, and `ConfigError`
+        for rows that differ in length where several devices share a batch.
         """
-        leaves, structure = jax.tree.flatten(batch)
+        leaves, structure = jax.tree.flatten(batch, is_leaf=is_leaf)
         which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (np.ndarray, np.generic))]
         arrays = [_canonical(i, np.asarray(leaves[i])) for i in which]
         for i, array in zip(which, self._put(arrays), strict=True):
             leaves[i] = array
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Ragged):
+                leaves[i] = self._placed_ragged(i, leaf)
         placed = jax.tree.unflatten(structure, leaves)
         # JAX sorts the names of a dict; a batch's are in attribute order.
         return {name: placed[name] for name in batch} if type(batch) is dict else placed
+
+    def _placed_ragged(self, leaf: int, rows: Ragged) -> Ragged:
+        """The same rows, of `jax.Array`s."""
+        if self.is_shared:
+            raise ConfigError(
+                "rows that differ in length cannot be split over the devices of a sharding: make "
+                "them equal in transform, or by pad="
+            )
+        placed: list[Any] = self._put([_canonical(leaf, a) for a in (rows.values, rows.offsets)])
+        return Ragged(*placed)
 
     def _put(self, arrays: list[Array]) -> list[jax.Array]:
         """Its transfers are the user's wish, as those of `device_put` are to JAX's guards."""

@@ -12,9 +12,10 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError
 from ..keywords import checked_keywords, nearest, shown, whole_repr
+from .fetch.engine import one_row
 from .order import Rows
 from .settings import cache_size_of
-from .view import Transform, View, one_row
+from .view import Transform, View
 
 _ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
 
@@ -22,9 +23,10 @@ _ITERATED_NBYTES = 4 * 2**20  # read at once when iterating row by row
 class Dataset(View):
     """A dataset as a sequence of rows; reads only the blocks of the rows asked for.
 
-    `ds[17]` is one row: a dict of arrays without a batch axis. `ds[10:20]`, `ds[[3, 1, 2]]`
-    and `ds[mask]` are batches with a leading axis; a slice, a list or array of row numbers,
-    or a boolean array of one entry a row. Out of range is `IndexError`. Safe from many
+    `ds[17]` is one row: a dict of arrays without a batch axis, of `bytes`, `str` and JSON
+    values. `ds[10:20]`, `ds[[3, 1, 2]]` and `ds[mask]` are batches as `DataLoader`'s: of a slice,
+    a list or array of row numbers, or a boolean array of one entry a row. Rows that differ in
+    length are a `Ragged` there. Out of range is `IndexError`. Safe from many
     threads, after a fork, and picklable.
     """
 
@@ -99,7 +101,7 @@ class Dataset(View):
         return [self._finish(one_row(arrays, i), numbers[i : i + 1]) for i in range(len(numbers))]
 
     def __iter__(self) -> Iterator[Any]:
-        step = max(1, _ITERATED_NBYTES // max(1, self.schema.row_nbytes))
+        step = max(1, _ITERATED_NBYTES // max(1, self._row_nbytes))
         step = min(step, 4096)
         for start in range(0, self.num_rows, step):
             yield from self.rows(range(start, min(start + step, self.num_rows)))

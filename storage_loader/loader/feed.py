@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from .fill.fixed import CopyRows
 from .fill.memory import Memory
-from .fill.parts import Array, Parts
+from .fill.parts import Parts
 from .order import Rows
 from .order.partition import Partition
 from .peers import Peers
@@ -56,8 +56,12 @@ class Feed:
     A loader is pickled with its feed: the functions are top-level ones, or picklable objects.
     """
 
-    convert: Callable[[Mapping[str, Array]], dict[str, Any]] = dict
-    """The framework's own arrays, on the same memory; the transform gets these."""
+    convert: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """The framework's own arrays, on the same memory; the transform gets these.
+
+    It gets arrays; of rows that have no fixed size `Ragged`, or a list of texts. Of one row it gets
+    an array or one text.
+    """
     reduce: Callable[[Any], Any] = plainly
     """How they are pickled in worker processes: a pickler's `reducer_override`."""
     memory: Callable[[], Memory] | None = None

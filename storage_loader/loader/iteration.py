@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from ..process import PerProcess
 from .feed import Ring
-from .fill.gather import Fillers, fillers
+from .fetch.engine import one_row
+from .fill.gather import Fillers
 from .fill.memory import Memory
 from .order import Rows
 from .order.chunks import Epoch
@@ -30,7 +31,7 @@ from .run.prefetch import Due, Read, due_batches, read_batches, unprepared
 from .run.stats import Meter, Stats
 from .run.workers import Job, Pool
 from .settings import Settings
-from .view import View, one_row
+from .view import View
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Iteration:
     def run(self, reader: Reader, last: Last) -> Generator[Any, None, None]:
         """The batches, as the user gets them."""
         meter, state = self._meter.get(Meter), self._begun
-        meter.begin(reader.view.schema.row_nbytes, reader.view._counter)
+        meter.begin(reader.view._row_nbytes, reader.view._counter)
         try:
             while True:
                 epoch = reader.epoch(state)
@@ -122,7 +123,7 @@ class Reader:
     ) -> Generator[Made, None, None]:
         """Made in this process: in the consumer's thread, or ahead of it in others."""
         view, transforms = self.view, self.view._transform is not None
-        made_by = fillers(view.schema, view._feed.copy_rows)
+        made_by = view._fillers()
 
         def make(timed: Timed[Read]) -> Timed[Made]:
             read, ready, gathered = timed
@@ -190,7 +191,7 @@ class Reader:
             self.view._engine,
             epoch,
             stop,
-            row_nbytes=self.view.schema.row_nbytes,
+            row_nbytes=self.view._row_nbytes,
             prefetch=self.settings.prefetch,
             threads=self.settings.threads,
         )
@@ -218,7 +219,7 @@ def _make(view: View, settings: Settings, task: tuple[Due, tuple[int, ...]]) -> 
     due, place = task
     (rows,), (valid,) = due.rows, due.valid
     before = view._counter.total
-    read = Read(due.first, rows, valid, view._engine.read(rows))
+    read = Read(due.first, rows, valid, view._engine.read(rows, view._fillers()))
     batch = _batch(view, settings, read, place)
     return batch, view._counter.total - before
 

@@ -14,6 +14,7 @@ from ..errors import ConfigError, LoaderAttributeError, LoaderError
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from .dataset import Dataset
 from .feed import nobody
+from .fill.ragged import length_name
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
@@ -25,8 +26,10 @@ from .run.workers import Pool
 from .settings import (
     Settings,
     cache_size_of,
+    check_pad,
     extras_of,
     last_batch_of,
+    pad_of,
     ranks_of,
     shuffle_of,
     whole,
@@ -43,7 +46,10 @@ L = TypeVar("L", bound="DataLoader")
 
 
 class DataLoader(View):
-    """Iterates over batches: dicts of arrays of shape (batch_size, *shape).
+    """Iterates over batches, which are dicts by attribute.
+
+    Rows of a fixed shape are an array of shape (batch_size, *shape), those that differ in length
+    a `Ragged`, or an array by `pad`. Bytes, text and JSON are lists of `bytes`, `str` and values.
 
     Each `iter(loader)` runs the loader's next epoch, also after an early exit; `set_epoch`
     chooses it. Row k of an epoch is a function of seed, epoch, version and order settings
@@ -80,12 +86,13 @@ class DataLoader(View):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
         `last_batch`: what becomes of a last global batch that is not full: "partial" splits it
-        evenly over the ranks, "drop" leaves it out, "pad" fills it with zeros, "wrap" with the
-        epoch's first rows. `drop_last=True` is short for `last_batch="drop"`.
+        evenly over the ranks, "drop" leaves it out, "pad" fills it with zeros or empty rows, "wrap"
+        with the epoch's first rows. `drop_last=True` is short for `last_batch="drop"`.
         `attributes`: read only these, in this order. `subset`: a fraction (float), a slice, a
         boolean mask or row numbers. `rank`, `world_size`: this process's part of each global
         batch; every rank gets the same number of batches. `version`: a `Version`, its hash or
@@ -102,7 +109,9 @@ class DataLoader(View):
         directory. `cache_size`: bytes kept there at most, for all datasets; default what the
         disk has, less a twentieth; 0 keeps nothing. `index`: as `cache_size=0`, never fill the
         cache. `verify=False`: rows are given without a look at their checksums, those that an
-        unclean shutdown left in the cache too.
+        unclean shutdown left in the cache too. `pad`: by attribute whose rows differ in length,
+        what fills the shorter ones, or a `Pad`: a batch then holds a dense array, and the lengths
+        as `<name>_length`, instead of a `Ragged`.
         """
         super().__init__(
             config,
@@ -133,6 +142,7 @@ class DataLoader(View):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
         if self._settings.ranks is not None:
             self._feed = replace(self._feed, peers=nobody)
+        self._pad = pad_of(pad)
         self._pool = Pool()
         self._memory = None if self._feed.memory is None else self._feed.memory()
         self._begun: Iteration | None = None  # the last one
@@ -143,9 +153,16 @@ class DataLoader(View):
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         super()._checked(snapshot)
-        clash = set(self._settings.extras) & set(snapshot.schema.select(self._attributes).names)
+        schema = snapshot.schema.select(self._attributes)
+        check_pad(self._pad, schema)
+        names = set(schema.names)
+        clash = set(self._settings.extras) & names
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
+        added = {length_name(name) for name in self._pad}
+        clash = added & (names | set(self._settings.extras))
+        if clash:
+            raise ConfigError(f"pad adds {sorted(clash)}: attributes of the same name are read")
         return snapshot
 
     @property

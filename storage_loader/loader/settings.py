@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from ..catalog import Snapshot
 from ..errors import ConfigError
 from ..keywords import shown
+from ..ragged import Pad
+from ..schema import Schema
 from .order import Order, Shuffle, make_order
 from .order.partition import LAST_BATCH, LastBatch, Partition
 from .order.subset import Subset, make_subset
@@ -46,7 +48,7 @@ class Settings:
         order = make_order(
             self.shuffle,
             num_rows=subset.num_rows,
-            row_nbytes=snapshot.schema.row_nbytes,
+            row_nbytes=snapshot.row_nbytes,
             seed=seed,
             block=self.block,
             window=self.window,
@@ -123,3 +125,33 @@ def extras_of(extras: Sequence[str]) -> tuple[str, ...]:
             f"extras {shown(extras)}: a list of some of {', '.join(map(repr, EXTRAS))}"
         )
     return tuple(extras)
+
+
+def pad_of(pad: Mapping[str, Any] | None) -> dict[str, Pad]:
+    """By attribute, how its rows are padded."""
+    if pad is None:
+        return {}
+    if not isinstance(pad, Mapping):
+        raise ConfigError(f"pad {shown(pad)}: a dict of attribute to value or Pad(...)")
+    return {name: how if isinstance(how, Pad) else Pad(how) for name, how in pad.items()}
+
+
+def check_pad(pad: Mapping[str, Pad], schema: Schema) -> None:
+    """Raise `ConfigError` where rows are no numbers that differ in length, or the value is none
+    of theirs."""
+    for name, how in pad.items():
+        attribute = schema[name]
+        if not attribute.is_variable or attribute.is_text:
+            raise ConfigError(
+                f"pad: rows of attribute {name!r} are {attribute.dtype} {attribute.shape}, not "
+                "numbers that differ in length"
+            )
+        try:
+            exact = np.asarray(how.value).astype(attribute.numpy_dtype) == how.value
+            is_right = bool(np.all(exact | (np.asarray(how.value) != how.value)))
+        except (TypeError, ValueError, OverflowError):
+            is_right = False
+        if not is_right:
+            raise ConfigError(
+                f"pad: value {shown(how.value)} for attribute {name!r} is no {attribute.dtype}"
+            )

@@ -14,13 +14,14 @@ from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderAttributeError, LoaderError, TransformError
 from ..keywords import flag, nearest, shown
 from ..process import PerProcess
+from ..ragged import Pad
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
 from .feed import Feed
 from .fetch.cache import Cache, cache_folder
 from .fetch.engine import Engine
 from .fetch.objects import Objects
-from .fill.parts import Array
+from .fill.gather import Fillers, fillers
 from .order import Rows
 from .tuning import TUNING
 
@@ -34,6 +35,7 @@ class View:
 
     _feed = Feed()  # an adapter for a framework has another
     _tuning = TUNING
+    _pad: Mapping[str, Pad] = {}
 
     def __init__(
         self,
@@ -137,6 +139,11 @@ class View:
         return self.open().schema.select(self._attributes)
 
     @property
+    def _row_nbytes(self) -> int:
+        """Bytes of what is read of a row, in the mean."""
+        return self.open().read_nbytes(self.schema)
+
+    @property
     def spec(self) -> dict[str, Attribute]:
         """By attribute, the dtype and the shape of one row as they are read."""
         return {attribute.name: attribute for attribute in self.schema}
@@ -164,6 +171,10 @@ class View:
         objects = Objects(store, snapshot, self.schema, verify=self._verify, tuning=self._tuning)
         return Engine(objects, cache)
 
+    def _fillers(self) -> Fillers:
+        """What makes the fields of batches."""
+        return fillers(self.schema, self._feed.copy_rows, self._pad)
+
     def _at(self, version: Version) -> Snapshot:
         """The dataset at this version, checked; changes nothing."""
         if self._snapshot is not None and self._snapshot.version == version:
@@ -182,7 +193,7 @@ class View:
 
     def _finish(
         self,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, Any],
         rows: Sequence[int] | Rows,
         place: tuple[int, ...] = (),
     ) -> Any:
@@ -227,8 +238,3 @@ def _takes_rng(transform: Callable[..., Any]) -> bool:
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     second = [one for one in parameters if one.kind in places][1:2]
     return any(one.default is one.empty or one.name == "rng" for one in second)
-
-
-def one_row(arrays: Mapping[str, Array], index: int) -> dict[str, Array]:
-    """Row `index` of a batch: arrays without the batch axis, 0-d for scalars."""
-    return {name: array[index, ...] for name, array in arrays.items()}

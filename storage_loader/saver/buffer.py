@@ -1,10 +1,13 @@
-"""Memory of one object: rows are copied once, straight to where they will be stored."""
+"""Memory of one object: rows are copied once, straight to where they will be stored.
+
+Rows of fixed size, that is; chunks.py holds those whose places are known only at the end.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -12,7 +15,47 @@ from ..hdf5 import template
 from ..layout import ObjectLayout
 from ..schema import Schema
 from ..store import xxh3
+from .batch import Rows
 from .cast import Array
+from .memory import pages
+
+
+class Buffer(Protocol):
+    """Rows of one object, as they come in."""
+
+    rows: int  # held now
+
+    def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
+        """The first of rows `start` to `stop` that has no room any more; `stop` if all have."""
+
+    def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
+        """Copy rows `start` to `stop` of `arrays`, which fit."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is known that no row fits any more."""
+
+    def seal(self) -> tuple[memoryview, ObjectLayout, int]:
+        """The finished object's bytes, its layout, and the checksum of its directory.
+
+        The bytes are valid until `clear`.
+        """
+
+    def clear(self) -> None:
+        """Hold no rows; those of the last object may be overwritten."""
+
+
+def write_directory(data: Array, layout: ObjectLayout) -> int:
+    """Put the directory into an object that is complete but for it; returns its checksum."""
+    view = memoryview(data)  # type: ignore[arg-type]
+    checksums = [
+        xxh3(view[first:last])
+        for column in layout.columns.values()
+        for first, last in map(column.block_range, range(column.num_blocks))
+    ]
+    start, end = layout.directory_range
+    data[start:end].view("<u8")[:] = layout.words(checksums)
+    return xxh3(view[start:end])
 
 
 class ObjectBuffer:
@@ -21,49 +64,48 @@ class ObjectBuffer:
     def __init__(self, schema: Schema, capacity: int) -> None:
         self._schema = schema
         self._layout = template(schema, capacity).layout
-        self._bytes = _pages(self._layout.nbytes)
+        self._bytes = pages(self._layout.nbytes)
         self._columns = {
             a.name: self._bytes[column.offset : column.end]
             .view(a.numpy_dtype)
-            .reshape(capacity, *a.shape)
+            .reshape(capacity, *a.item_shape)
             for a in schema
             if (column := self._layout.columns[a.name]).nbytes
         }
         self.rows = 0
 
     @property
-    def room(self) -> int:
-        """Rows that still fit."""
-        return self._layout.rows - self.rows
+    def is_full(self) -> bool:
+        """Whether no row fits any more."""
+        return self.rows == self._layout.rows
 
-    def append(self, arrays: Mapping[str, Array], start: int, stop: int) -> None:
-        """Copy rows start to stop of `arrays`; at most `room` of them."""
+    def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
+        """See `Buffer`."""
+        return min(stop, start + self._layout.rows - self.rows)
+
+    def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
+        """See `Buffer`."""
         end = self.rows + stop - start
         for name, column in self._columns.items():
-            column[self.rows : end] = arrays[name][start:stop]
+            column[self.rows : end] = cast(Array, arrays[name])[start:stop]
         self.rows = end
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:
-        """The finished object's bytes, its layout, and the checksum of its checksum table.
-
-        The bytes are valid until the next `append`.
-        """
+        """See `Buffer`."""
         made = template(self._schema, self.rows)
         layout = made.layout
         if self.rows < self._layout.rows:
             self._close_gaps(layout)
         for offset, piece in made.pieces:
             self._bytes[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
-        start, end = layout.checksums_range
-        view = memoryview(self._bytes)  # type: ignore[arg-type]
-        checksums = [
-            xxh3(view[first:last])
-            for column in layout.columns.values()
-            for first, last in map(column.block_range, range(column.num_blocks))
-        ]
-        self._bytes[start:end].view("<u8")[:] = checksums
+        checksum = write_directory(self._bytes, layout)
         self.rows = 0
-        return view[: layout.nbytes], layout, xxh3(view[start:end])
+        view = memoryview(self._bytes)  # type: ignore[arg-type]
+        return view[: layout.nbytes], layout, checksum
+
+    def clear(self) -> None:
+        """See `Buffer`."""
+        self.rows = 0
 
     def _close_gaps(self, layout: ObjectLayout) -> None:
         """Move the columns of a partly filled object down to where its own layout has them."""
@@ -75,13 +117,3 @@ class ObjectBuffer:
         ]
         for to, origin, nbytes in sorted(moves):  # downwards, lowest first: nothing is overrun
             ctypes.memmove(base + to, base + origin, nbytes)
-
-
-def _pages(nbytes: int) -> Array:
-    """Memory from a page boundary on, which a folder store can write past the page cache.
-
-    Small pages on purpose: 64 MiB of numpy's huge ones took 6 ms to touch, but 150 in a virtual
-    machine whose host had taken the memory back; small ones 27 either way.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)

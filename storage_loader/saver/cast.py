@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from ..errors import CastError
 from ..schema import Attribute
 
 Array = npt.NDArray[Any]
+RowOf = Callable[[int], int]
 
 _REAL_PART: dict[str, np.dtype[Any]] = {
     "complex64": np.dtype("float32"),
@@ -19,12 +21,13 @@ _REAL_PART: dict[str, np.dtype[Any]] = {
 }
 
 
-def cast(values: Array, attribute: Attribute) -> Array:
+def cast(values: Array, attribute: Attribute, row_of: RowOf = int) -> Array:
     """`values` (shape (rows, *attribute.shape)) in the attribute's dtype.
 
     Integers by value: they must be in range, and exact in a float. Floats may get narrower,
     but no finite value becomes inf. Floats never become integers, complex numbers never
-    reals. Raises `CastError` naming attribute, row and value.
+    reals. Raises `CastError` naming attribute, row and value. `row_of`: the row of an item of
+    `values`, where rows have no fixed size.
     """
     target = attribute.numpy_dtype
     if values.dtype == target:
@@ -33,10 +36,11 @@ def cast(values: Array, attribute: Attribute) -> Array:
     if not values.size:
         return np.zeros(values.shape, target)
     if source > aim:
-        _check_no_nan(values, attribute)
+        _check_no_nan(values, attribute, row_of)
         raise CastError(
-            f"attribute {attribute.name!r}: row 0 holds {values.flat[0]!s} ({values.dtype.name}), "
-            f"but the dataset stores {attribute.dtype}; convert it yourself if that is meant"
+            f"attribute {attribute.name!r}: row {row_of(0)} holds {values.flat[0]!s} "
+            f"({values.dtype.name}), but the dataset stores {attribute.dtype}; convert it yourself "
+            "if that is meant"
         )
     if source == _INTEGER:
         lossy = _outside_range(values, target) if aim == _INTEGER else _inexact(values, target)
@@ -46,20 +50,20 @@ def cast(values: Array, attribute: Attribute) -> Array:
     if lossy is not None and lossy.any():
         position = tuple(np.argwhere(lossy)[0])
         raise CastError(
-            f"attribute {attribute.name!r}: row {position[0]} holds {values[position]!s} "
+            f"attribute {attribute.name!r}: row {row_of(position[0])} holds {values[position]!s} "
             f"({values.dtype.name}), {reason} in {attribute.dtype}"
         )
     with np.errstate(invalid="ignore"):  # of a signalling NaN, which stays a NaN
         return values.astype(target)
 
 
-def _check_no_nan(values: Array, attribute: Attribute) -> None:
+def _check_no_nan(values: Array, attribute: Attribute, row_of: RowOf) -> None:
     """A missing value made floats of integers, as in a DataFrame: it is what is to be mended."""
     missing = np.argwhere(np.isnan(values))
     if len(missing):
         position = tuple(missing[0])
         raise CastError(
-            f"attribute {attribute.name!r}: row {position[0]} holds {values[position]!s} "
+            f"attribute {attribute.name!r}: row {row_of(position[0])} holds {values[position]!s} "
             f"({values.dtype.name}), which {attribute.dtype} cannot hold; fill or leave out the "
             "rows without a value, then convert the others"
         )

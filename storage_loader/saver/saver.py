@@ -10,9 +10,10 @@ import secrets
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal
@@ -35,9 +36,9 @@ from ..keywords import checked_keywords, flag, shown, whole_repr
 from ..schema import Schema
 from ..text import printable
 from ..threads import LEFT, Threads
-from .batch import as_arrays
-from .buffer import ObjectBuffer
-from .cast import Array
+from .batch import Rows, as_arrays
+from .buffer import Buffer, ObjectBuffer
+from .chunks import VariableBuffers
 from .upload import Uploads
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class DataSaver:
         self._oldest = 0.0  # when the first row that is not committed came
         self._rows = _Rows()
         self._state: Literal["new", "open", "failed", "aborted", "closed"] = "new"
-        self._buffer: ObjectBuffer | None = None
+        self._buffer: Buffer | None = None
+        self._variable: VariableBuffers | None = None  # where rows have no fixed size
         self._schema: Schema | None = None
         self._bar: tqdm[Any] | None = None
         self._finalizer = weakref.finalize(self, _warn_forgotten, self._rows, config.dataset_name)
@@ -167,13 +169,19 @@ class DataSaver:
             self._abort_soon()
 
     def __call__(self, batch: object) -> None:
-        """Save a batch: a dict of name to array with a leading row axis, or a DataFrame.
+        """Save a batch: a dict by attribute, or a DataFrame.
 
+        Numbers of a fixed shape come as an array or tensor with a leading row axis. Rows that
+        differ in length come as a list of arrays, `(values, lengths)`, a nested or ragged tensor or
+        a column of pyarrow or pandas; bytes, text and JSON as a list, strings of an array or
+        tensor, or such a column.
         The rows are copied; a batch is taken whole or, on an error, not at all. Raises
         `SchemaError`, `CastError`, or `SaverError` where an earlier upload failed, or where the
         batch was taken but a commit that was due (`commit_every`) failed.
         """
         arrays, rows = as_arrays(batch, self._open())
+        if self._variable is not None:
+            self._variable.sizes.check(arrays, rows)
         try:
             self._append(arrays, rows)
         except BaseException as error:  # an interrupt too: part of a batch is never committed
@@ -194,7 +202,7 @@ class DataSaver:
             return monotonic() - self._oldest >= every.total_seconds()
         return self._rows.pending >= every
 
-    def _append(self, arrays: Mapping[str, Array], rows: int) -> None:
+    def _append(self, arrays: Mapping[str, Rows], rows: int) -> None:
         start = 0
         if not self._rows.pending:
             self._oldest = monotonic()
@@ -202,11 +210,11 @@ class DataSaver:
             if self._buffer is None:
                 self._buffer = self._uploads.take()
                 self._check_usable()
-            stop = min(rows, start + self._buffer.room)
+            stop = self._buffer.fits(arrays, start, rows)
             self._buffer.append(arrays, start, stop)
             self._rows.saved += stop - start
             start = stop
-            if not self._buffer.room:
+            if start < rows or self._buffer.is_full:
                 self._hand_over()
 
     def commit(self) -> str | None:
@@ -334,7 +342,7 @@ class DataSaver:
                 f"dataset {self.config.dataset_name!r} does not exist yet in "
                 f"{self._catalog.store.url}: its config needs attributes"
             )
-        rows_per_object = capacity(schema, self.config.max_object_size)
+        new_buffer = self._new_buffer(schema)
         if self._is_named and stored is not None:
             resumed = self._catalog.resume(stored, self._writer)
             self._number = resumed.number
@@ -344,8 +352,7 @@ class DataSaver:
             self._catalog.store,
             self._catalog.prefix,
             f"objects/{self._writer}/{self._attempt}",
-            schema,
-            rows_per_object,
+            new_buffer,
             self._num_threads,
         )
         weakref.finalize(self, self._uploads.lease.abandon)
@@ -356,6 +363,14 @@ class DataSaver:
             )
         self._state = "open"
         return schema
+
+    def _new_buffer(self, schema: Schema) -> Callable[[], Buffer]:
+        """What makes a buffer; raises `SchemaError` where no row fits an object."""
+        most = self.config.max_object_size
+        if schema.is_variable:
+            self._variable = VariableBuffers(schema, most, self._num_threads + 1)
+            return self._variable.buffer
+        return partial(ObjectBuffer, schema, capacity(schema, most))
 
     def _check_order(self, stored: RowOrder) -> None:
         """Raise `ConfigError` where rows of this saver have no place in a dataset of this order."""

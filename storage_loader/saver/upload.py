@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from ..catalog import StoredObject
 from ..errors import ObjectNotFoundError, SaverError
-from ..schema import Schema
 from ..store import Store, xxh3
 from ..text import printable
 from ..threads import Threads
-from .buffer import ObjectBuffer
+from .buffer import Buffer
 from .lease import Lease
 
 _FEW = 10  # objects that are looked for one by one; more by a list of all that the writer has
@@ -38,20 +37,18 @@ class Uploads:
         store: Store,
         prefix: str,
         names: str,
-        schema: Schema,
-        capacity: int,
+        buffer: Callable[[], Buffer],
         num_threads: int,
     ) -> None:
         self._ended = threading.Event()
         self._store = store.until(self._ended)
         self._prefix = prefix
         self._names = names  # of its objects begin so: "objects/<writer>/<attempt>"
-        self._schema = schema
-        self._capacity = capacity
+        self._buffer = buffer
         self._unmade = num_threads + 1
         self._threads = Threads(self._unmade, "storage_loader-save")
         self._puts = threading.Semaphore(num_threads)
-        self._free: queue.SimpleQueue[ObjectBuffer] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         self._pending: list[Future[StoredObject | None]] = []
         self._num_named = 0
         self._lock = threading.Lock()
@@ -60,14 +57,14 @@ class Uploads:
         self.num_stored = 0
         self.nbytes_stored = 0
 
-    def take(self) -> ObjectBuffer:
+    def take(self) -> Buffer:
         """An empty buffer; waits while all are being uploaded."""
         try:
             return self._free.get_nowait()
         except queue.Empty:
             if self._unmade:
                 self._unmade -= 1
-                return ObjectBuffer(self._schema, self._capacity)
+                return self._buffer()
         try:
             return self._free.get(timeout=_LONG)
         except queue.Empty:
@@ -85,17 +82,18 @@ class Uploads:
             self._prefix,
         )
 
-    def give(self, buffer: ObjectBuffer) -> None:
+    def give(self, buffer: Buffer) -> None:
         """Upload a buffer's rows and make it free again."""
         self.lease.hold()
         key = f"{self._names}-{self._num_named:06d}.h5"
         self._num_named += 1
         self._pending.append(self._threads.submit(self._upload, key, buffer))
 
-    def _upload(self, key: str, buffer: ObjectBuffer) -> StoredObject | None:
+    def _upload(self, key: str, buffer: Buffer) -> StoredObject | None:
         try:
-            data, layout, blocks_checksum = buffer.seal()
-            stored = StoredObject(key, xxh3(data), blocks_checksum, layout)
+            data, layout, directory_checksum = buffer.seal()
+            decoded = sum(column.nbytes for column in layout.columns.values())
+            stored = StoredObject(key, xxh3(data), directory_checksum, layout, decoded)
             with self._puts:
                 if self.failure is not None:
                     return None
@@ -109,7 +107,7 @@ class Uploads:
                 self.failure = self.failure or error
             raise
         finally:
-            buffer.rows = 0
+            buffer.clear()
             self._free.put(buffer)
 
     def finish(self) -> list[StoredObject]:

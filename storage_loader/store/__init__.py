@@ -12,6 +12,7 @@ from .maps import Identity, identity_of, mapped_identity
 from .memory import MemoryStore
 from .retried import RetriedStore
 from .s3 import S3Store
+from .s3_bucket import S3Bucket
 from .s3_place import S3Place
 
 
@@ -35,6 +36,8 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "RetriedStore",
+    "S3Bucket",
+    "S3Place",
     "S3Store",
     "Store",
     "Traffic",

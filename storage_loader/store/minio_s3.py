@@ -194,7 +194,7 @@ class MinioS3(Store):
             method, url, body=body, headers=self._signed(method, url, headers), redirect=False
         )
         if response.status >= 300:
-            failure = replace(request, code=_code(response.data), status=response.status)
+            failure = replace(request, code=code_of(response.data), status=response.status)
             raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
         return response
 
@@ -278,8 +278,10 @@ class MinioS3(Store):
         with self._mapped_errors("delete", ""):
             errors = list(self._minio.remove_objects(self._place.bucket, wanted))
         if errors:
-            failure = Failure("delete", errors[0].name or "", code=errors[0].code)
-            raise_mapped(self._shown, failure, RuntimeError(errors[0].message or errors[0].code))
+            first = errors[0]
+            key, code = self._place.own_key(first.name or ""), first.code or ""
+            failure = Failure("delete", key, code=code, status=_STATUS.get(code, 0))
+            raise_mapped(self._shown, failure, RuntimeError(first.message or code))
 
     def prepare(self) -> None:
         with self._mapped_errors("create bucket", ""):
@@ -362,7 +364,8 @@ def _time(value: datetime | None) -> datetime:
     return value or datetime.fromtimestamp(0, timezone.utc)
 
 
-def _code(body: bytes) -> str:
+def code_of(body: bytes) -> str:
+    """The code of a refusal; "" where its body has none."""
     _, _, rest = body.partition(b"<Code>")
     return rest.partition(b"</Code>")[0].decode(errors="replace")
 

@@ -12,6 +12,7 @@ from ..config import DEFAULT_TIMEOUT, DataConfig, parse_endpoint
 from ..credentials import Provider
 from ..errors import (
     BucketNotFoundError,
+    KeysRefusedError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectShortError,
@@ -137,6 +138,13 @@ _PASSING_CODES = {
     "Throttling",
     "TooManyRequests",
 }
+_PERMISSIONS = {
+    "list": "s3:ListBucket",
+    "get": "s3:GetObject, and s3:ListBucket to be told what does not exist",
+    "head": "s3:GetObject, and s3:ListBucket to be told what does not exist",
+    "put": "s3:PutObject",
+    "delete": "s3:DeleteObject",
+}
 _OTHER_REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"}
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"}
 
@@ -156,7 +164,7 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
             "(DataSaver creates it where the keys allow)"
         )
     elif failure.code in _WRONG_KEYS:
-        error = PermissionDeniedError(
+        error = KeysRefusedError(
             f"{where}: the server refused the keys ({failure.code}); check access_key and "
             "secret_key, or the AWS_* variables"
         )
@@ -167,9 +175,10 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         )
     elif failure.status in (401, 403):
         reason = failure.code or f"HTTP {failure.status}"
+        lacking = _PERMISSIONS.get(failure.verb)
         error = PermissionDeniedError(
             f"{where}: no permission ({reason}); check the keys and what they allow on "
-            f"bucket {place.bucket!r}"
+            f"bucket {place.bucket!r}{f': this needs {lacking}' if lacking else ''}"
         )
     elif failure.status == 404 and failure.verb in ("get", "head"):
         error = ObjectNotFoundError(f"{where}: there is no such object")

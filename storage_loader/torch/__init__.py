@@ -8,7 +8,8 @@ except ImportError as error:
     ) from error
 
 from .adapters import DataLoader, Dataset
+from .collate import collate
 from .iterable import IterableDataset
 from .tensors import as_tensor
 
-__all__ = ["DataLoader", "Dataset", "IterableDataset", "as_tensor"]
+__all__ = ["DataLoader", "Dataset", "IterableDataset", "as_tensor", "collate"]

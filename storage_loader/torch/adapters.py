@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch.utils.data
 
 from .. import loader
@@ -19,6 +20,7 @@ from ..loader.order import Shuffle
 from ..loader.order.partition import LastBatch
 from ..loader.view import Transform
 from . import distributed
+from .collate import marked
 from .device import cuda_device
 from .gather import TensorMemory, select_rows
 from .ring import Rings
@@ -45,20 +47,41 @@ FEED = Feed(
 class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
     """`storage_loader.Dataset` whose rows are dicts of tensors: a map-style torch dataset.
 
+    Rows that differ in length are tensors of their own lengths, of a batch a nested tensor; bytes,
+    text and JSON are no tensors.
     Works under `torch.utils.data.DataLoader` with workers of any start method; a batch of
-    rows is read at once. Under `torch.distributed` all ranks read rank 0's version.
+    rows is read at once, and collated as `collate` says. Under `torch.distributed` all ranks
+    read rank 0's version.
     """
 
     _feed = FEED
+
+    def __getitem__(self, index: Any) -> Any:
+        given = super().__getitem__(index)
+        return given if _is_batch(index) else marked(given, **self._marks)
+
+    def rows(self, index: Sequence[int]) -> list[Any]:
+        marks = self._marks
+        return [marked(row, **marks) for row in super().rows(index)]
 
     def __getitems__(self, index: Sequence[int]) -> list[Any]:
         """The rows of a batch; torch's DataLoader calls this where it exists."""
         return self.rows(index)
 
+    @property
+    def _marks(self) -> dict[str, Any]:
+        return {"schema": self.schema, "in_order": self._transform is None}
+
+
+def _is_batch(index: Any) -> bool:
+    return isinstance(index, (slice, list)) or np.ndim(index) > 0
+
 
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of tensors; `transform` gets tensors.
 
+    Rows that differ in length are a nested tensor of the jagged layout, or a dense one by `pad`;
+    bytes, text and JSON are lists.
     Without `rank` and `world_size` those of `torch.distributed` hold, where it is initialised
     when the loader is first used; all ranks then read rank 0's version, so every rank must
     make the loader and use it. An iteration begins when its first batch is asked for.
@@ -95,6 +118,7 @@ class DataLoader(loader.DataLoader):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`device`: where batches are put ahead of use, "cuda" or "cuda:0" for example; None or
         "cpu": they stay in the host's memory, without a copy. `transform` runs before, on

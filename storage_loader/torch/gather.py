@@ -69,7 +69,7 @@ def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
     `index_select` copies the rows of a 2-D tensor whose rows overlap, one at each place.
     48 KiB rows on 2 cores: 37 GB/s, one thread 23, numpy 22, a loop over rows 19.
     """
-    nbytes = parts.attribute.row_nbytes
+    nbytes = parts.region.item_nbytes
     can_count = parts.span[1] < 2**62 // nbytes
     # In a process that was forked, torch would wait for threads that are not there. After a call
     # its threads spin for milliseconds, on cores that those who fetch need.
@@ -89,7 +89,7 @@ def select_rows(parts: Parts, rows: Rows, places: Rows, out: Array) -> None:
 
 def _index_select(parts: Parts, places: Rows, out: Array) -> None:
     address, span = parts.span
-    nbytes = parts.attribute.row_nbytes
+    nbytes = parts.region.item_nbytes
     bits = address | nbytes | int(np.bitwise_or.reduce(places))
     width = min(_WIDEST, bits & -bits)
     item = _ITEMS[width]

@@ -25,6 +25,7 @@ from ..loader.view import Transform
 from ..process import PerProcess
 from . import distributed
 from .adapters import DataLoader
+from .collate import marked_rows
 from .epochs import Epochs
 from .resharding import collated_by, is_resharded
 
@@ -106,6 +107,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         cache_size: int | None = None,
         index: bool = False,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
     ) -> None:
         """`batch_size`: None gives rows. The other keywords are those of `DataLoader`, but for
         `device` and `num_workers`, which are torch's. `prefetch` is for each worker.
@@ -194,14 +196,21 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         if resumed is None:
             return iter(())
         self._resume, self._stop_epoch = resumed, resumed[0].stop_epoch
-        return self._begin()  # now, before another iteration begins
+        return self._marked(self._begin())  # now, before another iteration begins
 
     def _begun_here(self) -> Generator[Any, None, None]:
         self._drop_resumed()
         self._shared.set(resumes=False)
-        batches = self._begin()
+        batches = self._marked(self._begin())
         self._stop_epoch = self._shared.epoch
         yield from batches
+
+    def _marked(self, given: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """What the loader gives; rows so that torch can collate them."""
+        schema = self.schema
+        if self.batch_size is not None or not schema.is_variable:
+            return given
+        return marked_rows(given, schema, in_order=self._transform is None)
 
     def _drop_resumed(self) -> None:
         """Forget a state from which workers went on."""

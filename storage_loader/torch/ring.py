@@ -6,6 +6,7 @@ from there by itself, into new memory; the slot is used again once it has.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from torch.utils import _pytree as tree
 from ..loader.fill.parts import Array
 from ..process import PerProcess
 from .device import Cuda, Event
+from .jagged import Parts
 
 SLOTS = 4  # one being filled, the others on their way
 LAG = 4  # batches that were handed over and the device has not come to
@@ -33,6 +35,7 @@ class Slot:
         self._pinned = pinned
         self._rooms: list[torch.Tensor] = []  # one, but for a batch larger than was thought
         self._used = 0  # bytes of the last one
+        self.nbytes = 0  # of the batch, over all rooms
 
     def begin(self, nbytes: int) -> None:
         """For a new batch of about this size, once the last one has been copied."""
@@ -41,7 +44,7 @@ class Slot:
         if nbytes and (len(self._rooms) != 1 or self._rooms[0].numel() < nbytes):
             self._rooms = []  # goes before the new one comes
             self._rooms = [self._pinned(nbytes)]
-        self._used = 0
+        self._used = self.nbytes = 0
 
     @property
     def is_free(self) -> bool:
@@ -77,6 +80,7 @@ class Slot:
         start = self._used
         taken = room_for([nbytes])
         self._used += taken
+        self.nbytes += taken
         return self._rooms[-1][start : start + nbytes]
 
 
@@ -133,20 +137,23 @@ class Ring:
     def send(self, batch: Any, slot: Slot | None) -> Sent:
         """Begin to copy a batch's tensors; `slot`: what it was gathered into.
 
-        A batch is a tensor, or dicts, lists and tuples of them; whatever else is in it, tensors
-        that are elsewhere too, stays as it is.
+        A batch is a tensor, or dicts, lists and tuples of them, jagged ones included; whatever
+        else is in it, tensors that are elsewhere too, stays as it is.
         """
         leaves, structure = tree.tree_flatten(batch)
-        moved = [i for i, leaf in enumerate(leaves) if _is_moved(leaf)]
-        tensors: list[torch.Tensor] = [leaves[i] for i in moved]
+        moved = [(i, Parts.of(leaf)) for i, leaf in enumerate(leaves) if _is_moved(leaf)]
+        tensors = [tensor for _, parts in moved for tensor in parts.tensors]
         if slot is None:
             slot = self.take(t.numel() * t.element_size() for t in tensors)
         copies, copied = self._device.copy([slot.staged(tensor) for tensor in tensors])
-        for i, copy in zip(moved, copies, strict=True):
-            leaves[i] = copy
+        following = iter(copies)
+        for i, parts in moved:
+            leaves[i] = parts.joined(tuple(itertools.islice(following, len(parts.tensors))))
         slot.event = copied
         with self._lock:
             self._copying.append(slot)
+            # What rows of no fixed size take is known only now.
+            self._nbytes = max(self._nbytes, slot.nbytes)
         return Sent(leaves, structure, copies, copied)
 
     def receive(self, sent: Sent) -> Any:
@@ -178,5 +185,5 @@ def _is_moved(leaf: Any) -> bool:
     return (
         isinstance(leaf, torch.Tensor)
         and leaf.device.type == "cpu"
-        and leaf.layout is torch.strided
+        and (leaf.layout is torch.jagged or (leaf.layout is torch.strided and not leaf.is_nested))
     )

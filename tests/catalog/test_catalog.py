@@ -61,7 +61,8 @@ from storage_loader.errors import (
 from storage_loader.hdf5 import template
 from storage_loader.loader.peers import Peers
 from storage_loader.schema import Schema
-from storage_loader.store import MemoryStore
+from storage_loader.store import MemoryStore, open_store
+from storage_loader.store.forwarding import ForwardingStore
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import ATTRIBUTES, config, make, stored
 
@@ -414,9 +415,10 @@ def objects(draw: st.DrawFn) -> tuple[StoredObject, ...]:
             f"objects/{draw(st.sampled_from(['a', 'B.1']))}/x-{number}.h5",
             draw(checksum),
             draw(checksum),
-            template(SCHEMA, draw(st.sampled_from([1, 7, 5000]))).layout,
+            template(SCHEMA, rows).layout,
+            rows * SCHEMA.row_nbytes,
         )
-        for number in range(draw(st.integers(0, 5)))
+        for number, rows in enumerate(draw(st.lists(st.sampled_from([1, 7, 5000]), max_size=5)))
     )
 
 
@@ -441,9 +443,32 @@ def a_commit() -> dict[str, Any]:
     """A commit of two objects, as JSON."""
     layouts = [template(SCHEMA, rows).layout for rows in (9, 4)]
     keys = ["objects/w/a-0.h5", "objects/w/a-1.h5"]
-    stored_objects = (StoredObject(k, 1, 2, o) for k, o in zip(keys, layouts, strict=True))
+    stored_objects = (StoredObject(k, 1, 2, o, 0) for k, o in zip(keys, layouts, strict=True))
     body = Commit(SCHEMA.hash, tuple(stored_objects), (CommitId(1, "w", 0),)).to_bytes()
     return json.loads(body)
+
+
+UNKNOWN = (
+    ("more",),
+    ("layouts", 0, "more"),
+    ("layouts", 0, "offsets", "more"),
+    ("layouts", 0, "blocks", "more"),
+    ("objects", "more"),
+)
+
+
+@pytest.mark.parametrize("value", [None, -1, "x", [], {"x": [1]}])
+@pytest.mark.parametrize("path", UNKNOWN, ids=str)
+def test_keys_that_are_not_known_mean_nothing(path: tuple[Any, ...], value: Any) -> None:
+    """A later version may have put them there; what a reader must know stands in `requires`."""
+    expected = Commit.from_bytes(canonical_json(a_commit()), SCHEMA, place="here")
+    changed = a_commit()
+    put(*path, value)(changed)
+    assert changed != a_commit()
+    read = Commit.from_bytes(canonical_json(changed), SCHEMA, place="here")
+    assert (read.objects, read.replaces) == (expected.objects, expected.replaces)
+    changed["requires"] = []
+    assert Commit.from_bytes(canonical_json(changed), SCHEMA, place="here") == read
 
 
 def test_what_people_wrote_under_info_is_ignored() -> None:
@@ -479,8 +504,10 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 UPGRADE = "this version of storage_loader reads format 1: upgrade it"
-COLUMNS = "'objects' does not hold the columns key, rows, nbytes, checksum, blocks_checksum, layout"
-LAYOUT_KEYS = "a layout holds offsets, block_rows and checksums"
+COLUMNS = (
+    "'objects' does not hold the columns key, rows, nbytes, checksum, directory_checksum, layout"
+)
+LAYOUT_KEYS = "a layout holds blocks, directory, offsets"
 OUTSIDE = "overlaps another part, lies outside or is not on a 64-byte boundary"
 
 MALFORMED: list[tuple[Callable[[Any], None], str]] = [
@@ -489,11 +516,14 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("format", True), f"format True; {UPGRADE}"),
     (put("format", "1"), f"format '1'; {UPGRADE}"),
     (drop("format"), f"format None; {UPGRADE}"),
-    (drop("schema"), "missing keys ['schema'], unknown keys []"),
-    (drop("replaces"), "missing keys ['replaces'], unknown keys []"),
-    (drop("layouts"), "missing keys ['layouts'], unknown keys []"),
-    (drop("objects"), "missing keys ['objects'], unknown keys []"),
-    (put("compressor", None), "missing keys [], unknown keys ['compressor']"),
+    (drop("schema"), "missing keys ['schema']"),
+    (drop("replaces"), "missing keys ['replaces']"),
+    (drop("layouts"), "missing keys ['layouts']"),
+    (drop("objects"), "missing keys ['objects']"),
+    (put("requires", ["x"]), "it requires ['x'], which this version of storage_loader does not"),
+    (put("requires", "x"), "'requires' is not a list of names"),
+    (put("requires", None), "'requires' is not a list of names"),
+    (put("requires", [["x"]]), "'requires' is not a list of names"),
     (put("schema", "0" * 16), "written for another schema ('0000000000000000')"),
     (put("schema", None), "written for another schema (None)"),
     (put("replaces", "x"), "'replaces' is not a list"),
@@ -502,14 +532,12 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("replaces", 0, 7), "'replaces' holds what is no commit id"),
     (put("layouts", {}), "'layouts' is not a list"),
     (put("layouts", 0, []), LAYOUT_KEYS),
-    (put("layouts", 0, "codec", "zstd"), LAYOUT_KEYS),
-    (drop("layouts", 0, "checksums"), LAYOUT_KEYS),
+    (drop("layouts", 0, "directory"), LAYOUT_KEYS),
     (
         put("layouts", 0, "offsets", []),
-        "a layout's 'offsets' does not name the schema's attributes",
+        "a layout's 'offsets' does not name the schema's regions",
     ),
     (drop("layouts", 0, "offsets", "row"), "a layout's 'offsets' does not name the schema's"),
-    (put("layouts", 0, "offsets", "more", 64), "a layout's 'offsets' does not name the schema's"),
     (
         put("layouts", 0, "offsets", "row", -64),
         "offsets of 'row' is -64, not a whole number from 0",
@@ -522,16 +550,15 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("layouts", 0, "offsets", "row", 0), OUTSIDE),
     (put("layouts", 0, "offsets", "row", 1000), OUTSIDE),
     (
-        put("layouts", 0, "block_rows", "row", 0),
-        "block_rows of 'row' is 0, not a whole number from 1",
+        put("layouts", 0, "blocks", "row", 0),
+        "blocks of 'row' is 0, not a whole number from 1",
     ),
-    (put("layouts", 0, "block_rows", "row", None), "block_rows of 'row' is None, not a whole"),
-    (put("layouts", 0, "checksums", -1), "checksums is -1, not a whole number from 0 up"),
-    (put("layouts", 0, "checksums", 2**40), OUTSIDE),
-    (put("layouts", 0, "checksums", 0), OUTSIDE),
+    (put("layouts", 0, "blocks", "row", None), "blocks of 'row' is None, not a whole"),
+    (put("layouts", 0, "directory", -1), "directory is -1, not a whole number from 0 up"),
+    (put("layouts", 0, "directory", 2**40), OUTSIDE),
+    (put("layouts", 0, "directory", 0), OUTSIDE),
     (put("objects", []), COLUMNS),
     (drop("objects", "rows"), COLUMNS),
-    (put("objects", "codec", ["a", "b"]), COLUMNS),
     (put("objects", "rows", 9), "'rows' is not a list"),
     (put("objects", "rows", [9]), "the columns of 'objects' differ in length"),
     (put("objects", "key", ["objects/w/a-0.h5"] * 3), "the columns of 'objects' differ in length"),
@@ -562,7 +589,7 @@ MALFORMED: list[tuple[Callable[[Any], None], str]] = [
     (put("objects", "checksum", 0, "0"), "checksum '0' of objects/w/a-0.h5 is not 16 hex digits"),
     (put("objects", "checksum", 0, "G" * 16), "of objects/w/a-0.h5 is not 16 hex digits"),
     (put("objects", "checksum", 0, 5), "checksum 5 of objects/w/a-0.h5 is not 16 hex digits"),
-    (put("objects", "blocks_checksum", 1, None), "checksum None of objects/w/a-1.h5 is not 16"),
+    (put("objects", "directory_checksum", 1, None), "checksum None of objects/w/a-1.h5 is not 16"),
     (put("objects", "layout", 0, 2), "there is no layout 2"),
     (put("objects", "layout", 0, -1), "layout of objects/w/a-0.h5 is -1, not a whole number"),
     (put("objects", "layout", 0, None), "layout of objects/w/a-0.h5 is None, not a whole number"),
@@ -751,10 +778,11 @@ def a_dataset() -> dict[str, Any]:
 WRONG_DATASETS: list[tuple[Callable[[Any], None], str]] = [
     (put("format", 2), f"format 2; {UPGRADE}"),
     (drop("format"), f"format None; {UPGRADE}"),
-    (drop("name"), "missing keys ['name'], unknown keys []"),
-    (drop("additional"), "missing keys ['additional'], unknown keys []"),
-    (drop("attributes"), "missing keys ['attributes'], unknown keys []"),
-    (put("rows", 5), "missing keys [], unknown keys ['rows']"),
+    (drop("name"), "missing keys ['name']"),
+    (drop("additional"), "missing keys ['additional']"),
+    (drop("attributes"), "missing keys ['attributes']"),
+    (put("requires", ["x"]), "it requires ['x'], which this version of storage_loader does not"),
+    (put("requires", {"x": 1}), "'requires' is not a list of names"),
     (put("order", "commit"), "order 'commit'; this version of storage_loader knows 'writer'"),
     (put("order", None), "order None; this version of storage_loader knows 'writer'"),
     (put("name", 5), "dataset_name 5: 1 to 128 letters"),
@@ -780,9 +808,8 @@ WRONG_DATASETS: list[tuple[Callable[[Any], None], str]] = [
     (put("attributes", 0, "shape", [-1]), "attribute 'image': shape (-1,)"),
     (put("attributes", 0, "shape", [2**20, 2**40]), "(1048576, 1099511627776) are too large"),
     (put("attributes", 0, "shape", 3), "an attribute's shape is a list, not 3"),
-    (put("attributes", 0, "name", ".checksums"), "attribute name '.checksums': 1 to 128 letters"),
+    (put("attributes", 0, "name", ".directory"), "attribute name '.directory': 1 to 128 letters"),
     (put("attributes", 0, "name", "row"), "attribute 'row' stands twice"),
-    (put("attributes", 0, "codec", "zstd"), "unknown attribute key 'codec'"),
     (drop("attributes", 0, "dtype"), "an attribute lacks ['dtype']"),
 ]
 
@@ -807,6 +834,21 @@ def test_a_malformed_dataset_json_is_refused(
         assert isinstance(error, FormatError)
         assert str(error).startswith(f"{memory['storage']}/{key}: ")
         assert message in str(error)
+
+
+@pytest.mark.parametrize("path", [("more",), ("attributes", 0, "more")], ids=str)
+def test_keys_of_dataset_json_that_are_not_known_mean_nothing(
+    memory: dict[str, str], path: tuple[Any, ...]
+) -> None:
+    the_config = DataConfig("rows", SCHEMA, {"split": "train"}, **memory)
+    value = a_dataset()
+    put(*path, {"x": [None]})(value)
+    key = f"{the_config.dataset_prefix}/dataset.json"
+    MemoryStore(memory["storage"]).put(key, canonical_json(value))
+    assert Catalog(the_config).require_schema() == SCHEMA
+    save(the_config, make([1, 2]))
+    assert stored(the_config) == [1, 2]
+    assert verify_dataset(the_config).problems == ()
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:20]))
@@ -844,10 +886,37 @@ def test_no_dataset_names_what_there_is(storage: dict[str, str]) -> None:
         "or was killed (storage-loader gc removes what it left)"
     )
     store.delete([f"{killed.dataset_prefix}/objects/left.h5"])
+    store.put(".storage-loader-check/1/put", b"of a check that was killed")
+    assert message(absent) == f"no dataset 'absent' in {url}; the storage holds: 'rows'"
     for number in range(13):
         save(config(storage, f"more{number:02}"), make([1]))
     assert message(absent).endswith("'more10', 'more11' and 2 more")
     assert isinstance(DatasetNotFoundError(), FileNotFoundError)
+
+
+class KeepingFolders(ForwardingStore):
+    """A server whose folders stay when their objects are deleted, as SeaweedFS."""
+
+    def list_folders(self, prefix: str = "") -> list[str]:
+        return sorted({*super().list_folders(prefix), *([] if prefix else ["rows"])})
+
+
+def test_a_folder_that_a_server_keeps_is_no_dataset(memory: dict[str, str]) -> None:
+    the_config = config(memory)
+    store = KeepingFolders(open_store(the_config))
+
+    def said() -> str:
+        with pytest.raises(DatasetNotFoundError) as caught:
+            Catalog(the_config, store).require_schema()
+        return str(caught.value)
+
+    save(the_config, make([1]))
+    storage_loader.delete(the_config)
+    assert said() == f"no dataset 'rows' in {store.url}; the storage holds no dataset"
+    save(config(memory, "other"), make([1]))
+    assert said() == f"no dataset 'rows' in {store.url}; the storage holds: 'other'"
+    store.put(f"{the_config.dataset_prefix}/objects/left.h5", b"of a saver that was killed")
+    assert "a saver is at work" in said()
 
 
 # Versions

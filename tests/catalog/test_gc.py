@@ -79,7 +79,7 @@ def planned(
 def published(
     commit_id: CommitId, hours: float, keys: tuple[str, ...] = (), replaces: Any = ()
 ) -> dict[CommitId, StoredCommit]:
-    objects = tuple(StoredObject(key, 0, 0, LAYOUT) for key in keys)
+    objects = tuple(StoredObject(key, 0, 0, LAYOUT, 0) for key in keys)
     commit = Commit(SCHEMA.hash, objects, tuple(replaces))
     return {commit_id: StoredCommit(commit, info(f"metadata/{commit_id}.json", hours))}
 

@@ -31,7 +31,7 @@ from storage_loader.layout import (
     LEAST_BLOCK_NBYTES,
     MAX_ROWS,
     ObjectLayout,
-    block_rows,
+    block_items,
     misfits,
 )
 from storage_loader.schema import Schema
@@ -50,14 +50,18 @@ MANY = 3000  # objects, each of a layout of its own
 
 def stored_object(number: int, rows: int, key: str | None = None) -> StoredObject:
     key = key or f"objects/0123456789abcdef/89abcdef-{number:06d}.h5"
-    return StoredObject(key, number * 2**50, 2**64 - 1 - number, template(SCHEMA, rows).layout)
+    layout = template(SCHEMA, rows).layout
+    decoded = rows * SCHEMA.row_nbytes
+    return StoredObject(key, number * 2**50, 2**64 - 1 - number, layout, decoded)
 
 
 def shifted(number: int) -> StoredObject:
     """An object of a layout that no other number has."""
     layout = template(SCHEMA, 5).layout
-    other = ObjectLayout(5, layout.nbytes + number, layout.columns, layout.checksums_offset)
-    return StoredObject(f"objects/w/a-{number:06d}.h5", number, number, other)
+    other = ObjectLayout(5, layout.nbytes + number, layout.columns, layout.directory_offset)
+    return StoredObject(
+        f"objects/w/a-{number:06d}.h5", number, number, other, 5 * SCHEMA.row_nbytes
+    )
 
 
 def columns(objects: Sequence[StoredObject]) -> StoredObjects:
@@ -169,9 +173,9 @@ def test_more_rows_than_an_object_has_are_refused() -> None:
         nbytes=64,
         offsets={"none": 0},
         blocks={"none": 1},
-        checksums_offset=0,
+        directory_offset=0,
     )
-    objects = [StoredObject(f"objects/w/{i}.h5", 0, 0, layout) for i in range(2)]
+    objects = [StoredObject(f"objects/w/{i}.h5", 0, 0, layout, 0) for i in range(2)]
     body = Commit(schema.hash, objects).to_bytes()
     read = Commit.from_bytes(body, schema, place="here").objects
     assert isinstance(read, StoredObjects)
@@ -201,8 +205,8 @@ def test_more_rows_than_an_object_has_are_refused() -> None:
         ("checksum", "0" * 15, f"checksum {'0' * 15!r} of {{key}} is not 16 hex digits"),
         ("checksum", "0" * 17, f"checksum {'0' * 17!r} of {{key}} is not 16 hex digits"),
         ("checksum", "A" * 16, f"checksum {'A' * 16!r} of {{key}} is not 16 hex digits"),
-        ("blocks_checksum", " 0" * 8, f"checksum {' 0' * 8!r} of {{key}} is not 16 hex digits"),
-        ("blocks_checksum", "0x" * 8, f"checksum {'0x' * 8!r} of {{key}} is not 16 hex digits"),
+        ("directory_checksum", " 0" * 8, f"checksum {' 0' * 8!r} of {{key}} is not 16 hex digits"),
+        ("directory_checksum", "0x" * 8, f"checksum {'0x' * 8!r} of {{key}} is not 16 hex digits"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 499, 999])
@@ -229,7 +233,7 @@ Figures = tuple[int, int, list[int], list[int], int]
 
 @st.composite
 def tight(draw: st.DrawFn, schema: Schema) -> Figures:
-    """rows, nbytes, offsets, block_rows and checksums_offset of a layout without a byte to spare,
+    """rows, nbytes, offsets, block_items and directory_offset of a layout without a byte to spare,
     but that one figure may be off."""
     rows = draw(st.sampled_from([1, 7, 100, 5000, 2_000_000]))
     blocks = [draw(st.sampled_from([1, 3, 40, 1000, 11_000])) for _ in schema]
@@ -243,8 +247,8 @@ def tight(draw: st.DrawFn, schema: Schema) -> Figures:
     all_figures = [end, *starts]
     off = draw(st.integers(0, len(all_figures) - 1))
     all_figures[off] += draw(st.sampled_from([0, -1, 1, -64, 64, -all_figures[off]]))
-    nbytes, *offsets, checksums_offset = (max(0, figure) for figure in all_figures)
-    return rows, max(1, nbytes), offsets, blocks, checksums_offset
+    nbytes, *offsets, directory_offset = (max(0, figure) for figure in all_figures)
+    return rows, max(1, nbytes), offsets, blocks, directory_offset
 
 
 @st.composite
@@ -261,7 +265,7 @@ def wild(draw: st.DrawFn, schema: Schema) -> Figures:
 
 
 def is_refused(schema: Schema, values: Figures) -> bool:
-    rows, nbytes, offsets, blocks, checksums_offset = values
+    rows, nbytes, offsets, blocks, directory_offset = values
     try:
         ObjectLayout.of(
             schema,
@@ -269,7 +273,7 @@ def is_refused(schema: Schema, values: Figures) -> bool:
             nbytes=nbytes,
             offsets=dict(zip(schema.names, offsets, strict=True)),
             blocks=dict(zip(schema.names, blocks, strict=True)),
-            checksums_offset=checksums_offset,
+            directory_offset=directory_offset,
         )
     except FormatError:
         return True
@@ -290,7 +294,7 @@ def test_a_table_of_layouts_is_checked_as_each_of_them(
     case: tuple[Schema, list[Figures]],
 ) -> None:
     schema, layouts = case
-    rows, nbytes, offsets, blocks, checksums_offsets = (
+    rows, nbytes, offsets, blocks, directory_offsets = (
         np.array([values[i] for values in layouts], np.int64) for i in range(5)
     )
     shape = (len(layouts), len(schema))
@@ -301,7 +305,7 @@ def test_a_table_of_layouts_is_checked_as_each_of_them(
         np.arange(len(layouts)),
         offsets=offsets.reshape(shape),
         blocks=blocks.reshape(shape),
-        checksums_offsets=checksums_offsets,
+        directory_offsets=directory_offsets,
     )
     assert found.tolist() == [is_refused(schema, values) for values in layouts]
 
@@ -327,10 +331,10 @@ def test_objects_of_shared_layouts_are_refused_where_one_of_them_is(
     forms = [(values[0], values[1], i) for i, values in enumerate(layouts)]
     forms += [(rows, nbytes, i % len(layouts)) for rows, nbytes, i in more]
     rows, nbytes, index = np.array(forms, np.int64).T
-    offsets, blocks, checksums_offsets = (
+    offsets, blocks, directory_offsets = (
         np.array([values[i] for values in layouts], np.int64) for i in (2, 3, 4)
     )
-    figures = {"offsets": offsets, "blocks": blocks, "checksums_offsets": checksums_offsets}
+    figures = {"offsets": offsets, "blocks": blocks, "directory_offsets": directory_offsets}
     found = misfits(schema, rows, nbytes, index, **figures).tolist()
     refused = [is_refused(schema, (r, n, *layouts[i][2:])) for r, n, i in forms]
     assert any(found) == any(refused)
@@ -344,8 +348,8 @@ def wide_commit(schema: Schema, layouts: int, count: int) -> bytes:
     written = [
         {
             "offsets": {name: 2**20 + 64 * shift + 2**10 * i for i, name in enumerate(names)},
-            "block_rows": blocks,
-            "checksums": 64,
+            "blocks": blocks,
+            "directory": 64,
         }
         for shift in range(layouts)
     ]
@@ -354,7 +358,7 @@ def wide_commit(schema: Schema, layouts: int, count: int) -> bytes:
         "rows": [1 + i % 100 for i in range(count)],
         "nbytes": [4 * 10**9 + i for i in range(count)],
         "checksum": ["0" * 16] * count,
-        "blocks_checksum": ["0" * 16] * count,
+        "directory_checksum": ["0" * 16] * count,
         "layout": [i % layouts for i in range(count)],
     }
     document = {"format": 1, "schema": schema.hash, "replaces": [], "info": {}}
@@ -396,7 +400,7 @@ def test_small_blocks_are_few(block: int, is_refused: bool) -> None:
     figures = {"x": block, "y": 1}
     num_checksums = sum(-(-rows // b) for b in figures.values())
     place = 64 + -(-8 * num_checksums // 64) * 64
-    layout = {"rows": rows, "nbytes": 2**30, "checksums_offset": 64, "blocks": figures}
+    layout = {"rows": rows, "nbytes": 2**30, "directory_offset": 64, "blocks": figures}
     offsets = {"x": place, "y": place + 2**14}
     if is_refused:
         with pytest.raises(FormatError, match=r"'x' has \d+ blocks of \d+ bytes; an object has at"):
@@ -407,7 +411,7 @@ def test_small_blocks_are_few(block: int, is_refused: bool) -> None:
 
 def test_savers_make_no_small_blocks() -> None:
     for nbytes in (1, 7, 1000, 32767, 32768, 40000, 65536, 65537, 10**6):
-        rows = block_rows(nbytes)
+        rows = block_items(nbytes)
         assert rows * nbytes >= LEAST_BLOCK_NBYTES
 
 
@@ -431,9 +435,10 @@ def histories(draw: st.DrawFn) -> tuple[Schema, dict[CommitId, Commit]]:
                 "objects/{}/{}.h5".format(*next(keys)),
                 draw(st.integers(0, 2**64 - 1)),
                 draw(st.integers(0, 2**64 - 1)),
-                template(schema, draw(st.sampled_from([1, 2, 7, 5000]))).layout,
+                template(schema, rows).layout,
+                rows * schema.row_nbytes,
             )
-            for _ in range(draw(st.integers(0, 6)))
+            for rows in draw(st.lists(st.sampled_from([1, 2, 7, 5000]), max_size=6))
         )
         replaces = tuple(i for i in commits if draw(st.integers(0, 3)) == 0)
         commits[CommitId(seq + 1, draw(st.sampled_from(WRITERS)), 0)] = Commit(
@@ -450,7 +455,7 @@ def one_by_one(bodies: Sequence[bytes]) -> list[tuple[Any, ...]]:
         listed = document["objects"]
         for i, key in enumerate(listed["key"]):
             layout = document["layouts"][listed["layout"][i]]
-            sums = [int(listed[name][i], 16) for name in ("checksum", "blocks_checksum")]
+            sums = [int(listed[name][i], 16) for name in ("checksum", "directory_checksum")]
             found.append((key, listed["rows"][i], listed["nbytes"][i], *sums, layout))
     return found
 
@@ -458,11 +463,11 @@ def one_by_one(bodies: Sequence[bytes]) -> list[tuple[Any, ...]]:
 def as_listed(stored: StoredObject) -> tuple[Any, ...]:
     layout = {
         "offsets": {name: c.offset for name, c in stored.layout.columns.items()},
-        "block_rows": {name: c.block_rows for name, c in stored.layout.columns.items()},
-        "checksums": stored.layout.checksums_offset,
+        "blocks": {name: c.block_items for name, c in stored.layout.columns.items()},
+        "directory": stored.layout.directory_offset,
     }
     sizes = (stored.rows, stored.nbytes)
-    return (stored.key, *sizes, stored.checksum, stored.blocks_checksum, layout)
+    return (stored.key, *sizes, stored.checksum, stored.directory_checksum, layout)
 
 
 @given(histories())
@@ -493,7 +498,7 @@ def test_a_snapshot_is_what_its_commits_say_one_by_one(
             assert copy.starts.tolist() == [0, *ends.tolist()]
             assert copy.nbytes == sum(nbytes for _, _, nbytes, *_ in oracle)
             assert all(
-                o.layout.columns[a.name].rows == o.rows for o in copy.objects for a in schema
+                o.layout.columns[a.name].items == o.rows for o in copy.objects for a in schema
             )
         for i in commits:
             assert catalog.read_commits(schema, [i])[i] == commits[i]

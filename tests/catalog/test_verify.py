@@ -37,11 +37,12 @@ from storage_loader.errors import (
     VersionNotFoundError,
 )
 from storage_loader.hdf5 import header_problems, template
-from storage_loader.layout import ObjectLayout
+from storage_loader.layout import ObjectLayout, Outline
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import open_store, xxh3
 from tests.support import ROOT
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
+from tests.support.ragged import BOXES, ROW, TOKENS
 from tests.support.rows import ATTRIBUTES, WITH_PIXELS, config, make
 from tests.support.threads import running
 
@@ -257,23 +258,23 @@ def test_an_earlier_version(folder: dict[str, str]) -> None:
 def test_a_flipped_bit_in_rows(place: DataConfig, name: str, index: int) -> None:
     found = Found(place, index % len(Dataset(place).open().objects))
     column = found.stored.layout.columns[name]
-    row = column.rows - 1
-    found.change(flipped(column.offset + row * column.row_nbytes))
-    start = row // column.block_rows * column.block_rows
+    row = column.items - 1
+    found.change(flipped(column.offset + row * column.item_nbytes))
+    start = row // column.block_items * column.block_items
     assert lines(place) == [
         f"{found.where}, attribute {name!r}, rows {found.first + start} to "
-        f"{found.first + column.rows - 1}: differ from their checksum"
+        f"{found.first + column.items - 1}: differ from their checksum"
     ]
 
 
 def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
     found = Found(place, 1)
     column = found.stored.layout.columns["pixels"]
-    rows = column.block_rows
+    rows = column.block_items
     assert column.num_blocks > 1
     for row in (0, rows):
-        found.change(flipped(column.offset + row * column.row_nbytes))
-    stop = min(2 * rows, column.rows)
+        found.change(flipped(column.offset + row * column.item_nbytes))
+    stop = min(2 * rows, column.items)
     assert lines(place) == [
         f"{found.where}, attribute 'pixels', rows {found.first} to {found.first + stop - 1}: "
         "differ from their checksum"
@@ -282,10 +283,9 @@ def test_neighbouring_blocks_are_one_line(place: DataConfig) -> None:
 
 def test_a_flipped_bit_in_the_checksums(place: DataConfig) -> None:
     found = Found(place, 2)
-    found.change(flipped(found.stored.layout.checksums_range[0] + 3))
+    found.change(flipped(found.stored.layout.directory_range[0] + 3))
     assert lines(place) == [
-        f"{found.where}, {found.rows}: the checksum table differs from its own checksum in the "
-        "commit"
+        f"{found.where}, {found.rows}: the directory differs from its own checksum in the commit"
     ]
 
 
@@ -316,7 +316,7 @@ def test_any_flipped_bit_is_found_and_its_rows_named(data: st.DataObject) -> Non
     assert problem.rows is not None
     for name, column in found.stored.layout.columns.items():
         if column.offset <= offset < column.end:
-            row = found.first + (offset - column.offset) // column.row_nbytes
+            row = found.first + (offset - column.offset) // column.item_nbytes
             assert problem.attribute == name
             assert problem.rows[0] <= row < problem.rows[1]
 
@@ -332,10 +332,10 @@ def test_an_object_cut_short(place: DataConfig, kept: float) -> None:
         if column.end > size and column.nbytes:
             lost = [
                 row
-                for row in range(column.rows)
-                if column.offset + (row + 1) * column.row_nbytes > size
+                for row in range(column.items)
+                if column.offset + (row + 1) * column.item_nbytes > size
             ]
-            first, last = found.first + lost[0], found.first + column.rows - 1
+            first, last = found.first + lost[0], found.first + column.items - 1
             rows = f"row {last}" if first == last else f"rows {first} to {last}"
             expected.append(
                 f"{found.where}, attribute {name!r}, {rows}: the object has {size} bytes, its "
@@ -383,8 +383,7 @@ def test_an_object_of_another_dataset_under_the_right_name(storage: dict[str, st
     found.change(lambda body: bytes(foreign.store.get(foreign.key)))
     [line] = lines(the_config)
     assert line == (
-        f"{found.where}, {found.rows}: the checksum table differs from its own checksum in the "
-        "commit"
+        f"{found.where}, {found.rows}: the directory differs from its own checksum in the commit"
     )
     assert lines(other) == []
 
@@ -560,15 +559,14 @@ def test_a_commit_that_says_what_is_not_so(place: DataConfig) -> None:
     def change(value: Any) -> None:
         objects = value["objects"]
         objects["checksum"][0] = "0" * 16
-        objects["blocks_checksum"][1] = "1" * 16
+        objects["directory_checksum"][1] = "1" * 16
 
     rewrite(place, 0, change)
     first, second = Found(place, 0), Found(place, 1)
     assert lines(place) == [
         f"{first.where}, {first.rows}: the HDF5 header differs: all rows are right, the whole "
         "object's checksum is not",
-        f"{second.where}, {second.rows}: the checksum table differs from its own checksum in the "
-        "commit",
+        f"{second.where}, {second.rows}: the directory differs from its own checksum in the commit",
     ]
 
 
@@ -623,7 +621,7 @@ def test_a_damaged_dataset_json(
 def beside(layout: ObjectLayout, body: bytes) -> bytes:
     """The bytes of an object that are neither rows nor checksums."""
     parts = [c for c in ((c.offset, c.end) for c in layout.columns.values()) if c[0] < c[1]]
-    parts += [layout.checksums_range, (layout.nbytes, layout.nbytes)]
+    parts += [layout.directory_range, (layout.nbytes, layout.nbytes)]
     kept, place = [], 0
     for start, end in sorted(parts):
         kept.append(body[place:start])
@@ -673,7 +671,7 @@ SCHEMA = Schema.of([("a", "int16", (3,)), ("b", "float32")])
 
 def whole(schema: Schema, rows: int, blocks: tuple[int, ...] | None = None) -> bytes:
     """An object of zeros."""
-    made = template(schema, rows, blocks)
+    made = template(schema, rows, (), blocks)
     body = bytearray(made.layout.nbytes)
     for offset, piece in made.pieces:
         body[offset : offset + len(piece)] = piece
@@ -703,8 +701,8 @@ def test_what_hdf5_may_show_instead(tmp_path: Path, libver: str) -> None:
     for make_it in cases:
         file = io.BytesIO()
         with h5py.File(file, "w", libver=libver) as h5:
-            h5.create_dataset(".checksums", data=np.ones((2, 1), "<u8"))
-            h5.create_dataset("b", data=np.ones((5, 1), "<f4"))
+            h5.create_dataset(".directory", data=np.ones(2, "<u8"))
+            h5.create_dataset("b", data=np.ones(5, "<f4"))
             make_it(h5)
         body = file.getvalue()[: layout.nbytes].ljust(layout.nbytes, b"\0")
         assert PERHAPS in problems_of(body, SCHEMA, layout)[0][1]
@@ -754,7 +752,7 @@ def test_any_changed_byte_of_a_header_is_a_problem() -> None:
 def test_blocks_of_another_size_are_right() -> None:
     """The format leaves it to the writer how many rows a block has."""
     blocks = (5, 4)
-    layout = template(SCHEMA, 20, blocks).layout
+    layout = template(SCHEMA, 20, (), blocks).layout
     assert layout.num_checksums == 4 + 5
     assert problems_of(whole(SCHEMA, 20, blocks), SCHEMA, layout) == []
     assert problems_of(whole(SCHEMA, 20), SCHEMA, layout) != []
@@ -781,3 +779,196 @@ def test_a_listing_that_fails(memory: dict[str, str], monkeypatch: pytest.Monkey
     watch(monkeypatch, before=FailAt("list metadata"))
     with pytest.raises(Injected):
         verify_dataset(the_config)
+
+
+# Rows of no fixed size
+
+RAGGED = [ROW, TOKENS, BOXES, Attribute("text", "str"), Attribute("wide", "uint8", (100,))]
+RAGGED_COUNT = 4000
+
+
+def saved_ragged(storage: dict[str, str]) -> DataConfig:
+    """Two objects, whose regions have several blocks each; some rows have no values."""
+    the_config = DataConfig("ragged", RAGGED, **storage, max_object_size=2**22)
+    numbers = np.arange(RAGGED_COUNT)
+    lengths = numbers % 50 * (numbers % 3 > 0)
+    values = np.repeat(numbers, lengths)
+    for half in (slice(0, 2500), slice(2500, None)):
+        places = np.cumsum([0, *lengths])
+        inside = values[places[:-1][half][0] : places[1:][half][-1]]
+        save(
+            the_config,
+            {
+                "row": numbers[half],
+                "tokens": (inside, lengths[half]),
+                "boxes": [np.full((int(n) % 9, 4), n) for n in numbers[half]],
+                "text": [f"{n} é" * (n % 40) for n in numbers[half].tolist()],
+                "wide": np.zeros((len(numbers[half]), 100), np.uint8),
+            },
+        )
+    return the_config
+
+
+class RaggedObject:
+    """The second object, its layout and its rows' ends, as they are without our reading of them."""
+
+    def __init__(self, the_config: DataConfig) -> None:
+        self.store = open_store(the_config)
+        self.stored = Dataset(the_config).open().objects[1]
+        self.key = f"{the_config.dataset_prefix}/{self.stored.key}"
+        self.body = bytes(self.store.get(self.key))
+        assert isinstance(self.stored.layout, Outline)
+        start, end = self.stored.layout.directory_range
+        self.layout = self.stored.layout.layout(
+            Schema(tuple(RAGGED)), memoryview(self.body[start:end])
+        )
+        self.ends = {
+            name: np.frombuffer(self.body[column.offset : column.end], "<i8")
+            for name, column in self.layout.columns.items()
+            if name.endswith("/ends")
+        }
+
+    def damage(self, *offsets: int) -> None:
+        body = bytearray(self.body)
+        for offset in offsets:
+            body[offset] ^= 1
+        self.store.delete([self.key])
+        self.store.put(self.key, bytes(body))
+
+    def rows_of_block(self, name: str, block: int) -> list[int]:
+        """The rows of the object that have a byte in a block of values."""
+        column = self.layout.columns[f"{name}/values"]
+        first = block * column.block_items
+        stop = min(first + column.block_items, column.items)
+        ends = self.ends[f"{name}/ends"]
+        starts = [0, *ends[:-1]]
+        return [i for i in range(len(ends)) if starts[i] < stop and ends[i] > first]
+
+
+@pytest.mark.parametrize("name", ["tokens", "boxes", "text"])
+@pytest.mark.parametrize("block", [0, 1, -1])
+def test_a_damaged_block_of_values_names_its_rows(
+    memory: dict[str, str], name: str, block: int
+) -> None:
+    the_config = saved_ragged(memory)
+    assert verify_dataset(the_config).problems == ()
+    found = RaggedObject(the_config)
+    column = found.layout.columns[f"{name}/values"]
+    assert column.num_blocks > 1
+    block %= column.num_blocks
+    found.damage(column.block_range(block)[0] + 5)
+    [problem] = verify_dataset(the_config).problems
+    rows = found.rows_of_block(name, block)
+    assert (problem.attribute, problem.key) == (name, found.stored.key)
+    assert problem.rows == (2500 + rows[0], 2500 + rows[-1] + 1)
+    assert problem.what == "differ from their checksum"
+
+
+def test_damaged_ends_leave_the_rows_of_values_unknown(memory: dict[str, str]) -> None:
+    the_config = saved_ragged(memory)
+    found = RaggedObject(the_config)
+    ends = found.layout.columns["tokens/ends"]
+    values = found.layout.columns["tokens/values"]
+    found.damage(ends.offset + 8, values.end - 1)
+    problems = verify_dataset(the_config).problems
+    assert [(p.attribute, p.rows) for p in problems] == [("tokens", (2500, 4000))] * 2
+    found.damage(found.layout.columns["wide"].offset)
+    [problem] = verify_dataset(the_config).problems
+    assert (problem.attribute, problem.rows) == ("wide", (2500, 2500 + 655))
+
+
+@pytest.mark.parametrize("word", [0, 1, 5, 20, -1])
+def test_a_damaged_directory(memory: dict[str, str], word: int) -> None:
+    the_config = saved_ragged(memory)
+    found = RaggedObject(the_config)
+    start, end = found.layout.directory_range
+    found.damage(start + 8 * word if word >= 0 else end + 8 * word)
+    [problem] = verify_dataset(the_config).problems
+    assert (problem.attribute, problem.rows) == (None, (2500, 4000))
+    assert problem.what == "the directory differs from its own checksum in the commit"
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_ragged_object_cut_short(memory: dict[str, str], size: int) -> None:
+    the_config = saved_ragged(memory)
+    found = RaggedObject(the_config)
+    body = found.body[: size % len(found.body)]
+    found.store.delete([found.key])
+    found.store.put(found.key, body)
+    [problem] = verify_dataset(the_config).problems
+    assert problem.rows == (2500, 4000)
+    assert problem.what.startswith(f"the object has {len(body)} bytes, its commit says ")
+
+
+def resealed(the_config: DataConfig, change: Callable[[RaggedObject, bytearray], None]) -> None:
+    """Change the second object, and make all checksums right again."""
+    found = RaggedObject(the_config)
+    body = bytearray(found.body)
+    change(found, body)
+    start, end = found.layout.directory_range
+    sums = [xxh3(bytes(body[a:b])) for a, b in found.layout.block_ranges.tolist()]
+    body[end - 8 * len(sums) : end] = np.array(sums, "<u8").tobytes()
+    found.store.delete([found.key])
+    found.store.put(found.key, bytes(body))
+    catalog = Catalog(the_config)
+    key = catalog.commit_key(catalog.commit_ids()[1])
+    value = json.loads(bytes(found.store.get(key)))
+    value["objects"]["checksum"] = [f"{xxh3(bytes(body)):016x}"]
+    value["objects"]["directory_checksum"] = [f"{xxh3(bytes(body[start:end])):016x}"]
+    found.store.delete([key])
+    found.store.put(key, canonical_json(value))
+
+
+@pytest.mark.parametrize(
+    ("row", "end"), [(0, -1), (0, 10**6), (700, 0), (-1, 0), (-1, 2**40), (5, 2**63 - 1)]
+)
+def test_ends_that_do_not_ascend_are_a_problem(memory: dict[str, str], row: int, end: int) -> None:
+    """With all checksums right: a writer was wrong, or means no good."""
+    the_config = saved_ragged(memory)
+
+    def change(found: RaggedObject, body: bytearray) -> None:
+        column = found.layout.columns["tokens/ends"]
+        place = column.offset + row % column.items * 8
+        body[place : place + 8] = end.to_bytes(8, "little", signed=True)
+
+    resealed(the_config, change)
+    [problem] = verify_dataset(the_config).problems
+    assert (problem.attribute, problem.rows) == ("tokens", (2500, 4000))
+    assert "the ends of its rows do not ascend to its" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "text"),
+    [
+        (0, 1, "it needs what this version of storage_loader does not know (0x1): upgrade it"),
+        (1, 2**63, "is larger than any object"),
+        (2, 1499, "'row' has 1499 items in"),
+        (1, 0, "lies outside or is not on a 64-byte boundary"),
+        (7, 64, "overlaps another part"),
+    ],
+)
+def test_a_directory_that_says_what_cannot_be(
+    memory: dict[str, str], word: int, value: int, text: str
+) -> None:
+    the_config = saved_ragged(memory)
+
+    def change(found: RaggedObject, body: bytearray) -> None:
+        place = found.layout.directory_range[0] + 8 * word
+        body[place : place + 8] = value.to_bytes(8, "little")
+
+    resealed(the_config, change)
+    [problem] = verify_dataset(the_config).problems
+    assert problem.rows == (2500, 4000)
+    assert text in problem.what
+
+
+def test_another_header_of_a_ragged_object_is_a_problem(memory: dict[str, str]) -> None:
+    the_config = saved_ragged(memory)
+
+    def change(found: RaggedObject, body: bytearray) -> None:
+        name = body.index(b"text")
+        body[name : name + 4] = b"TEXT"
+
+    resealed(the_config, change)
+    [problem] = verify_dataset(the_config).problems
+    assert "HDF5 may show other rows" in problem.what

@@ -365,7 +365,7 @@ def test_ls_goes_on_after_what_cannot_be_read(filled: str, what: str) -> None:
             ["other", "-", "2", "1", *lines[0][4:]],
             ["rows", "split=train", "version=1", "1,200", "1", *lines[1][5:]],
             ["rows", *(["split=test", "version=1"] if known else [f"({path.parts[-2]})"])]
-            + ["-", "-", "cannot", "be", "read"],
+            + ["-", "-", "-", "cannot", "be", "read"],
         ]
     )
     assert result.stderr.startswith(f"error: file://{path}: format None;")
@@ -693,6 +693,7 @@ def test_bench_on_s3(
     *table, source = result.stdout.splitlines()
     lines = [line.split() for line in table[2:]]
     assert [int(line[-2]) > 0 for line in lines] == [True, False]  # requests, cold and warm
+    assert f"the storage itself: storage-loader check '{s3_storage['storage']}'" in result.stderr
     assert source.startswith(f"epoch 0 came from {s3_storage['storage']}, ")
     assert source.endswith(" fetched")
     words = ["bench", str(tmp_path / "rows.json"), "--cache-dir", cache]

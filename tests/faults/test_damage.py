@@ -92,22 +92,22 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
 ) -> None:
     layout = Dataset(place).open().objects[DAMAGED].layout
     column = layout.columns[name]
-    row = column.rows - 1
-    key = change(place, flip(column.offset + row * column.row_nbytes))
-    first = row // column.block_rows * column.block_rows
+    row = column.items - 1
+    key = change(place, flip(column.offset + row * column.item_nbytes))
+    first = row // column.block_items * column.block_items
     with pytest.raises(ChecksumError) as caught:
         read(place)
     url = Catalog(place).store.url
     snapshot = Dataset(place).open()
     start = int(snapshot.starts[DAMAGED])
     assert str(caught.value) == (
-        f"{url}/{key}: attribute '{name}', rows {first} to {column.rows - 1} of this object differ "
-        "from their checksum; the object was altered or damaged after it was saved; they are rows "
-        f"{start + first} to {start + column.rows - 1} of dataset {place.dataset_prefix}, "
-        f"commit {snapshot.version.commits[0]}; {REMEDY}"
+        f"{url}/{key}: attribute '{name}', rows {first} to {column.items - 1} of this object "
+        "differ from their checksum; the object was altered or damaged after it was saved; they "
+        f"are rows {start + first} to {start + column.items - 1} of dataset "
+        f"{place.dataset_prefix}, commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
-    change(place, flip(column.offset + row * column.row_nbytes))
+    change(place, flip(column.offset + row * column.item_nbytes))
     for batch in DataLoader(place, batch_size=COUNT):
         assert numbers_of(batch, WITH_PIXELS) == list(range(COUNT))
 
@@ -115,12 +115,12 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
 def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
     place: DataConfig, read: Callable[[DataConfig], list[Any]]
 ) -> None:
-    start, _ = Dataset(place).open().objects[DAMAGED].layout.checksums_range
+    start, _ = Dataset(place).open().objects[DAMAGED].layout.directory_range
     key = change(place, flip(start + 3))
     with pytest.raises(ChecksumError) as caught:
         read(place)
     assert str(caught.value) == (
-        f"{Catalog(place).store.url}/{key}: the checksum table differs from its own checksum in "
+        f"{Catalog(place).store.url}/{key}: the directory differs from its own checksum in "
         "the commit; the object was altered or damaged after it was saved, and nothing can be "
         f"verified of {needing(place)}; {REMEDY}"
     )
@@ -156,9 +156,9 @@ def test_rows_of_other_blocks_are_still_read(place: DataConfig) -> None:
     change(place, flip(column.offset))
     start = int(snapshot.starts[DAMAGED])
     dataset = Dataset(place)
-    fine = [0, start + column.block_rows, start + column.rows - 1, COUNT - 1]
+    fine = [0, start + column.block_items, start + column.items - 1, COUNT - 1]
     assert numbers_of(dataset[fine], WITH_PIXELS) == fine
-    wrong = f"'pixels', rows 0 to {column.block_rows - 1} of this"
+    wrong = f"'pixels', rows 0 to {column.block_items - 1} of this"
     with pytest.raises(ChecksumError, match=wrong):
         dataset[start]
     small = Dataset(place, attributes=[ROW])

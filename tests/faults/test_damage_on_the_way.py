@@ -99,7 +99,7 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
     named = {
         "a row": "attribute 'pixels', rows 28 to 34 of this object differ",
         "a small column": "attribute 'row', rows 0 to 399 of this object differ",
-        "the table": "the checksum table differs",
+        "the table": "the directory differs",
     }[what]
     assert f"{key}: {named}" in str(caught.value)
     wrong._times = 0  # the store is right again, and nothing wrong was kept

@@ -22,13 +22,21 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import (
+    Attribute,
+    DataConfig,
+    DataLoader,
+    DataSaver,
+    Dataset,
+    save,
+    verify_dataset,
+)
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import SaverError, StorageLoaderError
 from storage_loader.schema import DTYPES
 from storage_loader.store import MemoryStore
 from tests.format.golden import make as golden
-from tests.format.golden.make import ADDITIONAL, ATTRIBUTES, ROWS
+from tests.format.golden.make import ADDITIONAL, ATTRIBUTES, RAGGED, RAGGED_ROWS, ROWS
 from tests.support import ROOT
 from tests.support.faulty import FailAt, watch
 from tests.support.rows import ATTRIBUTES as NUMBERED
@@ -39,6 +47,7 @@ FILES = sorted(path for path in GOLDEN.rglob("*") if path.is_file())
 
 ITEM = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ITEM |= {"complex64": 8, "complex128": 16}
+TEXTS = ("bytes", "str", "json")
 ITEM |= {f"{u}int{bits}": bits // 8 for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
@@ -57,7 +66,8 @@ class Independent:
         self.files = {k.removeprefix(prefix): v for k, v in files.items() if k.startswith(prefix)}
         description = json.loads(self.files["dataset.json"])
         self.order = description.get("order")
-        assert set(description) - {"order"} == {"format", "name", "additional", "attributes"}
+        assert set(description) >= {"format", "name", "additional", "attributes"}
+        assert not description.get("requires")
         assert self.order in (None, "writer")
         assert (description["format"], description["name"]) == (1, name)
         assert description["additional"] == additional
@@ -84,53 +94,105 @@ class Independent:
             live.sort(key=lambda one: one[0][1:])
         return [commit for _, _, commit in live]
 
-    def rows(self) -> dict[str, bytes]:
-        """Each attribute's values over all rows, every checksum verified."""
-        values = {a["name"]: b"" for a in self.attributes}
-        digest = hashlib.sha256(canonical(self.attributes)).hexdigest()
+    def rows(self) -> dict[str, Any]:
+        """Each attribute's values over all rows, every checksum verified.
+
+        The bytes of them all; of rows that have no fixed size a list, the bytes of each row.
+        """
+        values: dict[str, Any] = {
+            a["name"]: [] if self.is_variable(a) else b"" for a in self.attributes
+        }
+        identity = [{k: a[k] for k in ("name", "dtype", "shape")} for a in self.attributes]
+        digest = hashlib.sha256(canonical(identity)).hexdigest()
         for commit in self.live():
             assert commit["format"] == 1
             assert commit["schema"] == digest[:16]
+            assert not commit.get("requires")
+            known = ["key", "rows", "nbytes", "checksum", "directory_checksum", "layout"]
+            if any(map(self.is_variable, self.attributes)):
+                known += ["directory", "directory_nbytes", "decoded"]
             columns = commit["objects"]
-            assert set(columns) == {
-                "key", "rows", "nbytes", "checksum", "blocks_checksum", "layout"
-            }  # fmt: skip
             for place in range(len(columns["key"])):
-                one = {name: column[place] for name, column in columns.items()}
+                one = {name: columns[name][place] for name in known}
                 for name, piece in self._object(one, commit["layouts"]).items():
                     values[name] += piece
         return values
 
-    def _object(self, one: dict[str, Any], layouts: list[Any]) -> dict[str, bytes]:
+    @staticmethod
+    def is_variable(attribute: dict[str, Any]) -> bool:
+        return attribute["dtype"] in TEXTS or attribute["shape"][:1] == [None]
+
+    def regions(self) -> list[tuple[str, str, int]]:
+        """Name, attribute and bytes of an item, in order."""
+        found = []
+        for a in self.attributes:
+            name, shape = a["name"], [axis for axis in a["shape"] if axis is not None]
+            nbytes = int(np.prod(shape, dtype=np.int64)) * ITEM.get(a["dtype"], 1)
+            if self.is_variable(a):
+                found += [(f"{name}/ends", name, 8), (f"{name}/values", name, nbytes)]
+            else:
+                found.append((name, name, nbytes))
+        return found
+
+    def _object(self, one: dict[str, Any], layouts: list[Any]) -> dict[str, Any]:
         assert re.fullmatch(r"objects/[^/]+/[^/]+\.h5", one["key"])
         data = self.files[one["key"]]
         assert len(data) == one["nbytes"]
         assert f"{xxhash.xxh3_64_intdigest(data):016x}" == one["checksum"]
         layout = layouts[one["layout"]]
-        checksums, columns, parts = [], {}, []
-        for a in self.attributes:
-            row_nbytes = int(np.prod(a["shape"], dtype=np.int64)) * ITEM[a["dtype"]]
-            start = layout["offsets"][a["name"]]
-            end = start + one["rows"] * row_nbytes
-            columns[a["name"]] = data[start:end]
-            if not row_nbytes:
+        regions = self.regions()
+        places: list[int] = []
+        if "directory" in one:
+            words = data[one["directory"] : one["directory"] + one["directory_nbytes"]]
+            places = np.frombuffer(words, "<u8")[: 1 + 3 * len(regions)].tolist()
+            assert places[0] == 0
+        checksums, found, parts = [], {}, []
+        for i, (name, attribute, item_nbytes) in enumerate(regions):
+            if places:
+                start, items, nbytes = places[1 + 3 * i : 4 + 3 * i]
+                assert nbytes == items * item_nbytes
+            else:
+                start, items = layout["offsets"][name], one["rows"]
+            end = start + items * item_nbytes
+            found[name] = data[start:end]
+            assert items == one["rows"] or name == f"{attribute}/values"
+            if start == end:
                 assert start == 0
                 continue
             parts.append((start, end))
-            block = layout["block_rows"][a["name"]] * row_nbytes
+            block = layout["blocks"][name] * item_nbytes
             checksums += [
                 xxhash.xxh3_64_intdigest(data[first : min(first + block, end)])
                 for first in range(start, end, block)
             ]
-        table = np.array(checksums, "<u8").tobytes()
-        start = layout["checksums"]
+        table = np.array([*places, *checksums], "<u8").tobytes()
+        start = one.get("directory", layout.get("directory"))
         assert data[start : start + len(table)] == table
-        assert f"{xxhash.xxh3_64_intdigest(table):016x}" == one["blocks_checksum"]
+        assert one.get("directory_nbytes", len(table)) == len(table)
+        assert f"{xxhash.xxh3_64_intdigest(table):016x}" == one["directory_checksum"]
         parts = sorted([*parts, (start, start + len(table))])
         for (_, end), (following, _) in zip(parts, [*parts[1:], (len(data), 0)], strict=True):
             assert end <= following
         assert not table or all(first % 64 == 0 for first, _ in parts)
-        return columns
+        assert one.get("decoded", 0) in (0, sum(map(len, found.values())))
+        return {a["name"]: self._rows(a, found) for a in self.attributes}
+
+    def _rows(self, attribute: dict[str, Any], found: dict[str, bytes]) -> Any:
+        name = attribute["name"]
+        if not self.is_variable(attribute):
+            return found[name]
+        values = found[f"{name}/values"]
+        ends = np.frombuffer(found[f"{name}/ends"], "<i8").tolist()
+        [item_nbytes] = [n for region, _, n in self.regions() if region == f"{name}/values"]
+        assert ends[-1] * item_nbytes == len(values)
+        starts = [0, *ends[:-1]]
+        rows = [
+            values[a * item_nbytes : b * item_nbytes] for a, b in zip(starts, ends, strict=True)
+        ]
+        if attribute["dtype"] in ("str", "json"):
+            for row in rows:
+                row.decode("utf-8")
+        return rows
 
 
 def golden_files() -> dict[str, bytes]:
@@ -191,16 +253,84 @@ def test_the_golden_dataset_is_read_by_this_version() -> None:
     assert_rows(first[:], range(4), ATTRIBUTES)
 
 
+def as_octets(rows: list[Any], attribute: Attribute) -> list[bytes]:
+    """Of each row what is stored."""
+    if attribute.dtype == "json":
+        return [json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() for row in rows]
+    if attribute.dtype == "str":
+        return [row.encode() for row in rows]
+    return [bytes(row) if isinstance(row, bytes) else row.tobytes() for row in rows]
+
+
+def expected_ragged(numbers: list[int]) -> dict[str, Any]:
+    rows = golden.ragged(numbers)
+    found: dict[str, Any] = {a.name: as_octets(rows[a.name], a) for a in RAGGED[1:]}
+    return {"row": np.array(numbers, "<i8").tobytes(), **found}
+
+
+RAGGED_CONFIG = DataConfig("ragged", storage=GOLDEN)
+
+
+def test_the_ragged_golden_dataset_is_read_by_the_specification_alone() -> None:
+    reader = Independent(golden_files(), "ragged", {})
+    assert reader.rows() == expected_ragged(RAGGED_ROWS)
+    assert [len(commit["objects"]["key"]) for commit in reader.live()] == [1, 1]
+    for commit in reader.live():
+        [layout] = commit["layouts"]
+        assert list(layout) == ["blocks"]
+        assert set(layout["blocks"].values()) == {3, 30}
+
+
+def test_the_ragged_golden_dataset_is_read_by_this_version() -> None:
+    rows = golden.ragged(RAGGED_ROWS)
+    for batch in (Dataset(RAGGED_CONFIG)[:], *DataLoader(RAGGED_CONFIG, batch_size=100)):
+        assert list(batch) == [a.name for a in RAGGED]
+        assert batch["row"].tolist() == RAGGED_ROWS
+        for a in RAGGED[1:]:
+            assert as_octets([*batch[a.name]], a) == as_octets(rows[a.name], a)
+
+
+def test_the_ragged_golden_dataset_is_right_by_this_version() -> None:
+    verified = verify_dataset(RAGGED_CONFIG)
+    assert (verified.problems, verified.num_rows) == ((), len(RAGGED_ROWS))
+
+
+def test_the_ragged_golden_objects_are_hdf5() -> None:
+    [path, _] = sorted((GOLDEN / "ragged").rglob("*.h5"))
+    rows = expected_ragged(RAGGED_ROWS[:12])
+    with h5py.File(path) as h5:
+        assert h5["row"][:].tolist() == RAGGED_ROWS[:12]
+        for a in RAGGED[1:]:
+            assert list(h5[a.name]) == ["ends", "values"]
+            ends, values = h5[a.name]["ends"], h5[a.name]["values"]
+            assert (ends.shape, ends.dtype) == ((12,), np.dtype("<i8"))
+            assert values.shape == (ends[-1], *a.item_shape)
+            assert ends[-1] * a.item_nbytes == sum(map(len, rows[a.name]))
+
+
+@pytest.mark.parametrize("part", ["tokens/values", "caption/ends", "row", ".directory"])
+def test_the_independent_reader_sees_damage_of_ragged_rows(part: str) -> None:
+    files = golden_files()
+    [key, _] = sorted(key for key in files if key.startswith("ragged/") and key.endswith(".h5"))
+    with h5py.File(GOLDEN / key) as h5:
+        offset = h5[part].id.get_offset()
+    body = bytearray(files[key])
+    body[offset + 1] ^= 1
+    files[key] = bytes(body)
+    with pytest.raises(AssertionError):
+        Independent(files, "ragged", {}).rows()
+
+
 def test_the_golden_objects_are_hdf5() -> None:
     reader = Independent(golden_files(), "golden", ADDITIONAL)
     [path] = [p for p in FILES if p.name == "0000000a-000001.h5"]
     [columns] = [c["objects"] for c in reader.live() if len(c["objects"]["key"]) == 3]
     rows = columns["rows"][1]
     with h5py.File(path) as h5:
-        assert h5["row"][:, 0].tolist() == ROWS[rows : 2 * rows]
+        assert h5["row"][:].tolist() == ROWS[rows : 2 * rows]
         for a in ATTRIBUTES:
-            assert h5[a.name].shape == (rows, a.num_values)
-        assert h5[".checksums"].dtype == np.dtype("<u8")
+            assert h5[a.name].shape == (rows, *a.shape)
+        assert h5[".directory"].dtype == np.dtype("<u8")
 
 
 def test_this_version_appends_to_the_golden_dataset(tmp_path: Path) -> None:
@@ -225,7 +355,11 @@ def test_the_script_still_makes_the_golden_dataset(tmp_path: Path) -> None:
         if path.is_file()
     }
     assert sorted(made) == sorted(golden_files())
-    ours, theirs = (Independent(f, "golden", ADDITIONAL) for f in (made, golden_files()))
+    for name, additional in (("golden", ADDITIONAL), ("ragged", {})):
+        check_same(*(Independent(f, name, additional) for f in (made, golden_files())))
+
+
+def check_same(ours: Independent, theirs: Independent) -> None:
     assert ours.files["dataset.json"] == theirs.files["dataset.json"]
     assert ours.rows() == theirs.rows()
     for identity, (_, commit) in ours.commits.items():
@@ -287,9 +421,14 @@ def test_what_is_written_is_read_by_the_specification_alone(
 # What the page says and the code holds
 
 
-def test_the_specification_is_one_screen_and_says_what_is_forbidden() -> None:
+def test_the_specification_is_two_screens_and_says_what_is_forbidden() -> None:
+    """One for fixed rows, and one for the rest."""
     text = (ROOT / "docs" / "format.md").read_text()
-    assert len(text.splitlines()) <= 65
+    fixed, rest = text.split("## Rows of no fixed size\n")
+    assert len(fixed.splitlines()) <= 75
+    assert len(rest.splitlines()) <= 65
+    for name in TEXTS:
+        assert f'"{name}"' in rest
     assert "## What is forbidden, and why" in text
     for name in DTYPES:
         assert re.search(rf"\b{name}\b", text) or re.fullmatch(r"u?int(8|16|32|64)", name), name

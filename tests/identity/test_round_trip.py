@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -16,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, Ragged, save
 from storage_loader.catalog import Catalog
 from storage_loader.config import MIN_OBJECT_SIZE
-from storage_loader.hdf5 import CHECKSUMS, capacity
-from storage_loader.schema import DTYPES, Schema
+from storage_loader.hdf5 import DIRECTORY, capacity
+from storage_loader.schema import DTYPES, TEXTS, Schema
 from tests.support.rows import ROW, assert_rows, make, save_rows
 
 HAS_TORCH = find_spec("torch") is not None
@@ -42,7 +43,18 @@ def dataset(config: DataConfig) -> Batches:
 
 def dataset_by_row(config: DataConfig) -> Batches:
     for row in Dataset(config):
-        yield {name: value[None] for name, value in row.items()}
+        yield batch_of(row, config)
+
+
+def batch_of(row: Mapping[str, Any], config: DataConfig) -> dict[str, Any]:
+    """One row as a batch of one."""
+    return {a.name: _one(a, row[a.name]) for a in config.schema}
+
+
+def _one(attribute: Attribute, value: Any) -> Any:
+    if attribute.is_text:
+        return [value]
+    return Ragged.of_lengths(value, [len(value)]) if attribute.is_variable else value[None]
 
 
 def loader(config: DataConfig) -> Batches:
@@ -51,7 +63,7 @@ def loader(config: DataConfig) -> Batches:
 
 def loader_by_row(config: DataConfig) -> Batches:
     for row in DataLoader(config, batch_size=None):
-        yield {name: value[None] for name, value in row.items()}
+        yield batch_of(row, config)
 
 
 def index_loader(config: DataConfig) -> Batches:
@@ -70,13 +82,18 @@ def torch_dataset(config: DataConfig) -> Batches:
     yield as_numpy(storage_loader.torch.Dataset(config)[:])
 
 
-def as_numpy(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {
-        name: tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        if tensor.dtype == torch.bfloat16
-        else tensor.numpy()
-        for name, tensor in tensors.items()
-    }
+def as_numpy(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _from_torch(value) for name, value in batch.items()}
+
+
+def _from_torch(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    if value.is_nested:
+        return Ragged(_from_torch(value.values()), value.offsets().numpy())
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()
 
 
 def plain_h5py(config: DataConfig) -> Batches:
@@ -86,13 +103,24 @@ def plain_h5py(config: DataConfig) -> Batches:
     for index in range(len(snapshot.objects)):
         data = catalog.store.get(snapshot.key(index))
         with h5py.File(io.BytesIO(data), "r") as h5:
-            assert set(h5) == {CHECKSUMS, *snapshot.schema.names}
-            yield {a.name: _h5py_values(h5[a.name], a) for a in snapshot.schema}
+            assert set(h5) == {DIRECTORY, *snapshot.schema.names}
+            yield {a.name: _h5py_rows(h5[a.name], a) for a in snapshot.schema}
+
+
+def _h5py_rows(found: h5py.Dataset | h5py.Group, attribute: Attribute) -> Any:
+    if not attribute.is_variable:
+        return _h5py_values(found, attribute)
+    rows = Ragged(_h5py_values(found["values"], attribute), np.append(0, found["ends"][:]))
+    if not attribute.is_text:
+        return rows
+    texts = [row.tobytes() for row in rows]
+    if attribute.dtype == "bytes":
+        return texts
+    return [json.loads(t) if attribute.dtype == "json" else t.decode() for t in texts]
 
 
 def _h5py_values(dataset: h5py.Dataset, attribute: Attribute) -> np.ndarray:
-    rows = dataset.shape[0]
-    assert dataset.shape == (rows, attribute.num_values)
+    assert dataset.shape[1:] == attribute.item_shape
     assert dataset.chunks is None
     assert dataset.compression is None
     kind = dataset.id.get_type()
@@ -105,7 +133,7 @@ def _h5py_values(dataset: h5py.Dataset, attribute: Attribute) -> np.ndarray:
     else:
         values = dataset[:]
         assert values.dtype == attribute.numpy_dtype
-    return values.reshape(rows, *attribute.shape)
+    return values
 
 
 WAYS: list[Way] = [
@@ -175,6 +203,69 @@ def test_row_counts_around_an_object(storage: dict[str, str], rows: int) -> None
     )
 
 
+EVERY_KIND = [
+    Attribute("tokens", "int32", (None,)),
+    NUMBER,
+    Attribute("boxes", "float32", (None, 2, 2)),
+    Attribute("caption", "str"),
+    Attribute("image", "uint8", (3, 17)),
+    Attribute("raw", "bytes"),
+    Attribute("meta", "json"),
+    Attribute("thin", "bfloat16", (None,)),
+]
+
+
+def every_kind(storage: Mapping[str, str]) -> DataConfig:
+    return DataConfig("kinds", EVERY_KIND, max_object_size=MIN_OBJECT_SIZE, **storage)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 8, 500])
+def test_every_kind(storage: dict[str, str], rows: int) -> None:
+    config = every_kind(storage)
+    save_rows(config, rows, 37, refresh=True)
+    assert_all_there(config, rows, EVERY_KIND)
+    assert rows < 500 or len(Dataset(config).open().objects) > 3
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *TEXTS])
+def test_rows_of_any_length_alone(memory: dict[str, str], dtype: str) -> None:
+    for inner in [()] if dtype in TEXTS else [(), (3,)]:
+        shape = () if dtype in TEXTS else (None, *inner)
+        attributes = [Attribute("alone", dtype, shape)]
+        config = DataConfig(f"alone{len(inner)}", attributes, **memory)
+        save(config, make(range(90), attributes))
+        assert_all_there(config, 90, attributes)
+
+
+@given(rows=st.integers(0, 200), size=st.integers(1, 90))
+@settings(max_examples=10)
+def test_any_number_of_rows_of_every_kind(rows: int, size: int) -> None:
+    config = every_kind({"storage": f"memory://{uuid.uuid4().hex}"})
+    save_rows(config, rows, size, refresh=True)
+    ways = [w for w in WAYS if w in (dataset, loader, index_loader, torch_loader, plain_h5py)]
+    assert_all_there(config, rows, EVERY_KIND, ways)
+
+
+def test_rows_of_every_kind_in_any_order(storage: dict[str, str]) -> None:
+    """Of attributes alone too; small columns are read whole, others by the block."""
+    config = every_kind(storage)
+    save_rows(config, 700, 100)
+    generator = np.random.default_rng(0)
+    for settings_ in ({}, {"cache_size": 0}):
+        source = Dataset(config, **settings_)
+        for index in (
+            generator.permutation(700),
+            generator.integers(0, 700, 50),
+            np.arange(700)[::-1],
+            np.array([699, 0, 0, 699]),
+        ):
+            assert_rows(source[index], index, EVERY_KIND)
+        for subset in (["tokens"], ["meta", ROW], ["image"], ["thin", "caption"]):
+            chosen = [next(a for a in EVERY_KIND if a.name == name) for name in subset]
+            some = Dataset(config, attributes=subset, **settings_)
+            assert_rows(some[::3], range(0, 700, 3), chosen)
+
+
 @given(rows=st.integers(0, 4 * FULL), size=st.integers(1, 2 * FULL))
 @settings(max_examples=10)
 def test_any_number_of_rows_in_batches_of_any_size(rows: int, size: int) -> None:
@@ -188,8 +279,11 @@ def test_any_number_of_rows_in_batches_of_any_size(rows: int, size: int) -> None
     drawn=st.lists(
         st.tuples(
             st.sampled_from(sorted(DTYPES)),
-            st.lists(st.integers(0, 4), max_size=3).map(tuple) | st.just((700,)),
-        ),
+            st.lists(st.integers(0, 4), max_size=3).map(tuple)
+            | st.just((700,))
+            | st.lists(st.integers(1, 3), max_size=2).map(lambda inner: (None, *inner)),
+        )
+        | st.tuples(st.sampled_from(TEXTS), st.just(())),
         min_size=1,
         max_size=5,
     ),
@@ -197,7 +291,9 @@ def test_any_number_of_rows_in_batches_of_any_size(rows: int, size: int) -> None
     commits=st.integers(1, 3),
 )
 @settings(max_examples=40)
-def test_any_schema(drawn: list[tuple[str, tuple[int, ...]]], rows: int, commits: int) -> None:
+def test_any_schema(
+    drawn: list[tuple[str, tuple[int | None, ...]]], rows: int, commits: int
+) -> None:
     attributes = [Attribute(f"a{i}", dtype, shape) for i, (dtype, shape) in enumerate(drawn)]
     config = DataConfig(
         "any",

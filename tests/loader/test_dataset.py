@@ -352,7 +352,7 @@ def small_nbytes(dataset: Dataset) -> int:
     """Bytes of an object's small columns and checksums."""
     layout = dataset.open().objects[0].layout
     assert layout.small == {ROW, "label"}
-    start, end = layout.checksums_range
+    start, end = layout.directory_range
     return end - start + sum(layout.columns[name].nbytes for name in layout.small)
 
 
@@ -434,7 +434,7 @@ def test_rows_smaller_than_a_block_round_up_to_blocks(
     stores = watch(monkeypatch, local=False)
     dataset = Dataset(the_config, attributes=["pixels"], cache_size=0)
     column = dataset.open().objects[0].layout.columns["pixels"]
-    assert column.block_rows == 65
+    assert column.block_items == 65
     for numbers, blocks in [([0], 1), ([70], 1), ([64, 65], 2), ([999], 1), ([3, 9, 64], 1)]:
         pixels = [attributes[0]]
         assert_rows(dataset[numbers], numbers, pixels)

@@ -100,7 +100,7 @@ def test_a_block_is_never_passed_over(tmp_path: Path) -> None:
         ("```yaml\na: 1\n```\n", "a block of language 'yaml'"),
         ("```bash\nrm -rf data\n```\n", "unknown command 'rm -rf data'"),
         ("```bash\nmake nothing\n```\n", "'make nothing': Makefile has no 'nothing'"),
-        ("```bash\npip install 'storage-loader[moon]'\n```\n", "pyproject.toml has no 'moon'"),
+        ("```bash\npip install '.[moon]'\n```\n", "pyproject.toml has no 'moon'"),
     ]:
         document.write_text(text)
         with pytest.raises(ValueError, match=re.escape(message)):

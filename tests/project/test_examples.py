@@ -126,3 +126,15 @@ def test_on_a_gpu_or_the_cpu_where_there_is_none() -> None:
     found = re.fullmatch(r"training accuracy: (\d+\.\d)%", accuracy)
     assert found
     assert float(found[1]) >= 97
+
+
+def test_documents_to_a_language_model() -> None:
+    """The loss begins at that of 12 words drawn alike, and ends near what the grammar leaves."""
+    row, first, *epochs = printed("tokens.py")
+    assert re.match(r"row 17 of 2000: \d+ tokens, 'the ", row)
+    losses = [re.search(r": (\d\.\d\d) nats a word", line) for line in (first, *epochs)]
+    begun, *_, last = [float(found[1]) for found in losses if found]
+    assert len(epochs) == 2
+    assert begun > 2.2
+    assert last < 0.9
+    assert all("; 2,000 rows in " in line for line in epochs)

@@ -25,6 +25,7 @@ LAYERS = {
     "keywords": 1,
     "process": 1,
     "ranges": 1,
+    "ragged": 1.1,
     "threads": 1,
     "schema": 1.1,
     "layout": 1.2,
@@ -38,6 +39,7 @@ LAYERS = {
     "tensorflow": 6,
     "torch": 6,
     "bench": 6,
+    "checks": 6,
     "cli": 7,
     "__main__": 8,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -58,6 +60,32 @@ def test_every_dependency_is_pinned_within_its_bounds(project: dict[str, Any]) -
         assert wanted.specifier.contains(pinned[canonicalize_name(name)]), line
 
 
+def lowest() -> Any:
+    """The program that `make test-oldest` takes its versions from."""
+    pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    return import_module("tests.support.lowest")
+
+
+def test_the_lowest_versions_are_those_of_the_bounds(project: dict[str, Any]) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = [*project["optional-dependencies"]]
+    found = dict(line.split("==") for line in lowest().constraints(text, *extras))
+    for line in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        wanted = Requirement(line)
+        if wanted.specifier:
+            assert wanted.specifier.contains(found[wanted.name]), line
+            below = [s for s in wanted.specifier if s.operator == ">="]
+            assert [s.version for s in below] == [found[wanted.name]], line
+        else:
+            assert wanted.name not in found
+
+
+@pytest.mark.parametrize("line", ["a<2", "a>1", "a>=1,>=2", "a==", "a; b"])
+def test_a_dependency_without_a_lowest_version_is_no_other(line: str) -> None:
+    with pytest.raises(ValueError, match=r"no lower bound|no requirement"):
+        lowest().lowest(line)
+
+
 def test_torch_is_pinned_in_a_file_of_its_own() -> None:
     assert "torch" in pins("torch.txt")
     assert "torch" not in pins("runtime.txt", "frameworks.txt", "dev.txt")
@@ -80,6 +108,7 @@ def test_compose_starts_only_local_and_pinned_servers() -> None:
         assert re.search(r":(RELEASE\.)?\d", service["image"]), f"{name}: no fixed version"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert name.endswith("-bucket") or service["healthcheck"]["test"], name
+    assert "-master.telemetry=false" in services["seaweedfs"]["command"]  # reports to nobody
     assert {name for name in services if f"{name}-bucket" in services} == {"minio", "seaweedfs"}
 
 

@@ -45,6 +45,11 @@ def test_kinds_of_batch(batch: object) -> None:
     check_both(batch)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
+def test_no_rows_of_objects(shape: tuple[int, ...]) -> None:
+    assert taken(np.zeros(shape, object), "float32", (2, 3)).shape == (0, 2, 3)
+
+
 def test_an_npz_file_is_a_batch(tmp_path) -> None:
     np.savez(tmp_path / "batch.npz", image=IMAGES, target=TARGETS)
     with np.load(tmp_path / "batch.npz") as batch:

@@ -23,9 +23,11 @@ from datetime import datetime, timezone
 from storage_loader.store import MemoryStore, ObjectInfo
 
 class SlowAndForgetful(MemoryStore):
-    # It keeps no bytes, only how many there were.
+    # Of objects it keeps no bytes, only how many there were.
 
     def put(self, key, data, *, create=False):
+        if key.endswith("dataset.json"):
+            super().put(key, data, create=create)
         time.sleep(0.05)
         sizes[key] = memoryview(data).nbytes
 

@@ -503,7 +503,7 @@ def test_a_random_name_costs_few_requests_and_claims_nothing(
     save(config(memory), make(range(3)))
     assert stores[0].kinds() == [
         "get dataset", "put object", "head object",
-        "get dataset", "put dataset", "list metadata", "put commit",
+        "get dataset", "put dataset", "get dataset", "list metadata", "put commit",
     ]  # fmt: skip
 
 

@@ -160,9 +160,9 @@ def test_memory_for_large_rows_is_taken_only_where_they_are(
     assert schema is not None
     catalog = Catalog(the_config)
     catalog.create(schema)
-    figures = {"rows": 1, "nbytes": 2**30 + 4096, "checksums_offset": 64}
+    figures = {"rows": 1, "nbytes": 2**30 + 4096, "directory_offset": 64}
     layout = ObjectLayout.of(schema, **figures, offsets={"x": 1024}, blocks={"x": 1})
-    stored = StoredObject("objects/w/a.h5", 1, 2, layout)
+    stored = StoredObject("objects/w/a.h5", 1, 2, layout, 2**30)
     catalog.store.put(f"{the_config.dataset_prefix}/{stored.key}", b"small")
     catalog.publish(schema, [stored], writer="w", number=0)
     watch(monkeypatch, local=False)

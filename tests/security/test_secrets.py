@@ -428,7 +428,7 @@ def test_no_key_is_sent_without_tls_unless_asked_for(client: type[Store]) -> Non
         thread.start()
         try:
             with pytest.raises(
-                StoreConnectionError, match=r"needs endpoint='http://\S+' or secure"
+                StoreConnectionError, match="needs an endpoint that begins with http://"
             ):
                 client(place_at(server, "")).get("a/b")  # type: ignore[call-arg]
             assert server.seen == []  # type: ignore[attr-defined]

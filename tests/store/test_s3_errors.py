@@ -18,6 +18,7 @@ import pytest
 from storage_loader import DataConfig
 from storage_loader.errors import (
     BucketNotFoundError,
+    KeysRefusedError,
     ObjectExistsError,
     ObjectNotFoundError,
     PermissionDeniedError,
@@ -107,7 +108,16 @@ def fails(
 REFUSED = (
     "the server refused the keys ({code}); check access_key and secret_key, or the AWS_* variables"
 )
-NO_PERMISSION = "no permission ({code}); check the keys and what they allow on bucket 'bucket'"
+NO_PERMISSION = (
+    "no permission ({code}); check the keys and what they allow on bucket 'bucket': this needs "
+    "{needs}"
+)
+NEEDS = {
+    "get": "s3:GetObject, and s3:ListBucket to be told what does not exist",
+    "list": "s3:ListBucket",
+    "put": "s3:PutObject",
+    "delete": "s3:DeleteObject",
+}
 NO_BUCKET = (
     "there is no bucket 'bucket'; create it, or check its name (DataSaver creates it where the "
     "keys allow)"
@@ -123,10 +133,10 @@ REPEATED = (
 @pytest.mark.parametrize(
     ("status", "code", "kind", "text"),
     [
-        (403, "InvalidAccessKeyId", PermissionDeniedError, REFUSED),
-        (403, "SignatureDoesNotMatch", PermissionDeniedError, REFUSED),
-        (400, "InvalidToken", PermissionDeniedError, REFUSED),
-        (400, "ExpiredToken", PermissionDeniedError, REFUSED),
+        (403, "InvalidAccessKeyId", KeysRefusedError, REFUSED),
+        (403, "SignatureDoesNotMatch", KeysRefusedError, REFUSED),
+        (400, "InvalidToken", KeysRefusedError, REFUSED),
+        (400, "ExpiredToken", KeysRefusedError, REFUSED),
         (403, "AccessDenied", PermissionDeniedError, NO_PERMISSION),
         (401, "Unauthorized", PermissionDeniedError, NO_PERMISSION),
         (404, "NoSuchBucket", BucketNotFoundError, NO_BUCKET),
@@ -153,7 +163,8 @@ def test_what_the_server_refuses(
     store = client(place)
     for verb, work in VERBS.items():
         if verb != "head":
-            expected = named(verb, place) + text.format(code=code)
+            asked = named(verb, place)
+            expected = asked + text.format(code=code, needs=NEEDS[asked.split()[0]])
             fails(lambda work=work: work(store), kind, expected, caplog)
 
 
@@ -477,7 +488,7 @@ def test_a_refused_bucket_says_what_to_do(
     text = f"create bucket {place.url} at {place.endpoint}: " + REFUSED
     fails(
         S3Store(place).prepare,
-        PermissionDeniedError,
+        KeysRefusedError,
         text.format(code="InvalidAccessKeyId"),
         caplog,
     )
@@ -539,7 +550,7 @@ def test_wrong_keys(
         for verb in ("get", "ranges", "stream", "put", "create", "list", "folders", "delete"):
             fails(
                 lambda verb=verb, store=store: VERBS[verb](store),
-                PermissionDeniedError,
+                KeysRefusedError,
                 named(verb, place) + REFUSED.format(code=code),
                 caplog,
                 (place.access_key or "", place.secret_key or ""),
@@ -596,7 +607,7 @@ def test_keys_from_the_environment(
     answers.always(error(403, "InvalidAccessKeyId", REPEATED))
     for verb in ("get", "put", "list"):
         text = named(verb, place) + REFUSED.format(code="InvalidAccessKeyId")
-        fails(lambda verb=verb: VERBS[verb](client(place)), PermissionDeniedError, text, caplog)
+        fails(lambda verb=verb: VERBS[verb](client(place)), KeysRefusedError, text, caplog)
 
 
 def test_keys_from_a_profile(
@@ -674,3 +685,22 @@ def test_no_text_of_an_object_holds_a_key(place: S3Place) -> None:
             for text in (repr(thing), str(thing)):
                 assert ACCESS not in text
                 assert SECRET not in text
+
+
+def test_a_key_that_may_not_be_deleted_is_named(
+    answers: Answers, place: S3Place, client: Callable[[S3Place], Store]
+) -> None:
+    """A request for several keys is granted, and says for each what came of it."""
+    answers.always(
+        Answer(
+            200,
+            b"<DeleteResult><Error><Key>some prefix/a/b</Key><Code>AccessDenied</Code>"
+            b"<Message>no</Message></Error></DeleteResult>",
+        )
+    )
+    with pytest.raises(
+        PermissionDeniedError,
+        match=r"delete s3://bucket/some prefix/a/b at .*"
+        r"no permission \(AccessDenied\); .* this needs s3:DeleteObject",
+    ):
+        client(place).delete(["a/b", "c"])

@@ -46,5 +46,5 @@ def check_both(batch: object) -> None:
 
 STORABLE = (
     "bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, float32, float64, "
-    "complex64, complex128, bfloat16"
+    "complex64, complex128, bfloat16, bytes, str, json"
 )

@@ -57,7 +57,7 @@ def assert_disjoint(fetched: Sequence[tuple[str, int, int]]) -> None:
 
 
 def table_of(the_config: DataConfig) -> tuple[int, int]:
-    return DataLoader(the_config).open().objects[0].layout.checksums_range
+    return DataLoader(the_config).open().objects[0].layout.directory_range
 
 
 def pixels_of(the_config: DataConfig) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import pytest
@@ -12,10 +13,16 @@ from storage_loader.cli import cli, main
 
 def run(*words: str, input: str | None = None) -> Result:
     """The command in this process; an error of ours is raised."""
-    result = CliRunner().invoke(cli, words, input=input)
+    result = runner().invoke(cli, words, input=input)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def runner() -> CliRunner:
+    """What calls the command, with stdout and stderr apart, as click 8.2 and later have them."""
+    is_older = "mix_stderr" in inspect.signature(CliRunner).parameters
+    return CliRunner(mix_stderr=False) if is_older else CliRunner()
 
 
 def failing(

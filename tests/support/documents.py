@@ -24,7 +24,7 @@ BUCKET = "s3://storage-loader"
 # Commands that other tests cover, or that are for the reader's machine: what each must agree with.
 _KNOWN = {
     r"make (\w+)": ("Makefile", r"^{0}:"),
-    r"pip install 'storage-loader\[(\w+)\]'": ("pyproject.toml", r"^{0} = \["),
+    r"pip install '\.\[(\w+)\]'": ("pyproject.toml", r"^{0} = \["),
     r"python (examples/\w+\.py)( --\w+ \S+)*": ("Makefile", r"{0}"),
     r"docker compose -f docker/compose\.yaml --profile (\w+) up.*": (
         "docker/compose.yaml",

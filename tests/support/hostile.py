@@ -179,7 +179,7 @@ def try_commit(body: bytes) -> Commit | None:
         assert not any(p.startswith(".") or len(p) > 210 for p in parts)
         for column in stored.layout.columns.values():
             assert 64 <= column.offset <= column.end <= stored.nbytes <= 5 * 2**30
-        assert stored.layout.checksums_range[1] <= stored.nbytes
+        assert stored.layout.directory_range[1] <= stored.nbytes
         assert len(stored.layout.block_ranges) == stored.layout.num_checksums <= 2**18
     return commit
 
@@ -193,7 +193,9 @@ def try_dataset(body: bytes) -> Schema | None:
     except FormatError as error:
         _check(error, f"{store.url}/{PREFIX}/dataset.json: ")
         return None
-    assert schema.to_json() == json.loads(body)["attributes"]
+    written = json.loads(body)["attributes"]  # with keys, perhaps, that mean nothing
+    known = ("name", "dtype", "shape")
+    assert schema.to_json() == [{key: a[key] for key in known} for a in written]
     return schema
 
 

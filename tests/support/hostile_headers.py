@@ -19,9 +19,9 @@ import numpy as np
 
 from storage_loader import DataConfig, verify_dataset
 from storage_loader.catalog import Catalog, StoredObject
-from storage_loader.hdf5 import CHECKSUMS, template
+from storage_loader.hdf5 import DIRECTORY, template
 from storage_loader.hdf5.header import lookup3
-from storage_loader.layout import ALIGNMENT, ObjectLayout, block_rows
+from storage_loader.layout import ALIGNMENT, ObjectLayout, block_items
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore, xxh3
 
@@ -90,15 +90,15 @@ def _by_h5py(
     offsets = {}
     how = {"libver": libver, "alignment_threshold": 1, "alignment_interval": ALIGNMENT}
     with h5py.File(file, "w", **how) as h5:
-        table = h5.create_dataset(CHECKSUMS, data=np.zeros((len(schema), 1), "<u8"))
-        checksums_offset = table.id.get_offset()
+        table = h5.create_dataset(DIRECTORY, data=np.zeros(len(schema), "<u8"))
+        directory_offset = table.id.get_offset()
         for a in sorted(schema, key=lambda a: a.row_nbytes):
-            rows = np.zeros((ROWS, a.num_values), a.numpy_dtype)
+            rows = np.zeros((ROWS, *a.shape), a.numpy_dtype)
             place = h5.create_dataset(a.name if make is None else f"at {a.name}", data=rows)
             offsets[a.name] = place.id.get_offset()
             if make is not None:
                 make(h5, a.name)
-    blocks = {a.name: block_rows(a.row_nbytes) for a in schema}
+    blocks = {a.name: block_items(a.row_nbytes) for a in schema}
     nbytes = len(file.getvalue())
     layout = ObjectLayout.of(
         schema,
@@ -106,14 +106,14 @@ def _by_h5py(
         nbytes=nbytes,
         offsets=offsets,
         blocks=blocks,
-        checksums_offset=checksums_offset,
+        directory_offset=directory_offset,
     )
     return _base(schema, layout, bytearray(file.getvalue()), is_ours=False)
 
 
 def _base(schema: Schema, layout: ObjectLayout, body: bytearray, *, is_ours: bool) -> Base:
     """With the checksums of its rows put in."""
-    start, end = layout.checksums_range
+    start, end = layout.directory_range
     blocks = [xxh3(bytes(body[a:b])) for a, b in layout.block_ranges.tolist()]
     body[start:end] = np.array(blocks, "<u8").tobytes()
     data = bytes(body)
@@ -171,13 +171,15 @@ def try_objects(name: str, bodies: Sequence[bytes]) -> None:
     config = DataConfig("headers", base.schema, storage=store.url)
     catalog = Catalog(config)
     catalog.create(base.schema)
-    start, end = base.layout.checksums_range
+    start, end = base.layout.directory_range
     table = xxh3(base.body[start:end])
     objects = []
     for number, body in enumerate(bodies):
         key = f"objects/w/a-{number:06d}.h5"
         store.put(f"{config.dataset_prefix}/{key}", body)
-        objects.append(StoredObject(key, xxh3(body), table, base.layout))
+        objects.append(
+            StoredObject(key, xxh3(body), table, base.layout, ROWS * base.schema.row_nbytes)
+        )
     catalog.publish(base.schema, objects, writer="w", number=0)
     expected = {
         o.key

@@ -6,12 +6,13 @@ loss, duplication, order and alignment are all asserted, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from storage_loader import Attribute, DataConfig, DataSaver, Dataset
+from storage_loader import Attribute, DataConfig, DataSaver, Dataset, Ragged
 from storage_loader.config import MIN_OBJECT_SIZE
 
 ROW = "row"  # the attribute that holds the number itself
@@ -31,26 +32,69 @@ def config(storage: Mapping[str, Any], name: str = "rows", **settings: Any) -> D
     return DataConfig(name, **{"attributes": ATTRIBUTES, **storage, **settings})
 
 
-def make(
-    numbers: Iterable[int], attributes: Sequence[Attribute] = ATTRIBUTES
-) -> dict[str, np.ndarray]:
-    """The rows of these numbers, in this order."""
+def make(numbers: Iterable[int], attributes: Sequence[Attribute] = ATTRIBUTES) -> dict[str, Any]:
+    """The rows of these numbers, in this order: arrays, `Ragged` and lists of texts."""
     rows = np.fromiter(numbers, np.int64)
     return {a.name: _values(a, rows) for a in attributes}
 
 
-def _values(attribute: Attribute, rows: np.ndarray) -> np.ndarray:
+def _values(attribute: Attribute, rows: np.ndarray) -> Any:
     """Any bits, NaN's and denormal ones too, that differ by attribute, row and place in the row."""
     if attribute.name == ROW:
         assert (attribute.dtype, attribute.shape) == ("int64", ())
         return rows.copy()
     salt = np.uint64(int.from_bytes(attribute.name.encode()[:8], "little"))
+    if attribute.is_variable:
+        return _variable(attribute, rows, salt)
     shape = (len(rows), *attribute.shape)
     if attribute.dtype == "bool":
-        return (_mixed(rows, attribute.num_values, salt) & np.uint64(1)).astype(bool).reshape(shape)
+        return (
+            (_mixed(rows, math.prod(attribute.item_shape), salt) & np.uint64(1))
+            .astype(bool)
+            .reshape(shape)
+        )
     words = -(-attribute.row_nbytes // 8)
     octets = _mixed(rows, words, salt).view(np.uint8)[:, : attribute.row_nbytes]
     return np.ascontiguousarray(octets).view(attribute.numpy_dtype).reshape(shape)
+
+
+MOST_ITEMS = 700  # of a row of numbers; one in 64 rows has so many, one in 8 none
+
+
+def count_of(number: int, name: str) -> int:
+    """Items, characters or bytes of a row that has no fixed size."""
+    drawn = int(_mixed(np.array([number]), 1, np.uint64(len(name)))[0, 0] >> np.uint64(20))
+    if drawn % 8 == 0:
+        return 0
+    return MOST_ITEMS if drawn % 64 == 1 else drawn % 23
+
+
+def _variable(attribute: Attribute, rows: np.ndarray, salt: np.uint64) -> Any:
+    counts = [count_of(number, attribute.name) for number in rows.tolist()]
+    if attribute.is_text:
+        pairs = zip(rows.tolist(), counts, strict=True)
+        return [_text(attribute.dtype, number, count, salt) for number, count in pairs]
+    items = []
+    for number, count in zip(rows, counts, strict=True):
+        nbytes = count * attribute.item_nbytes
+        octets = _mixed(number[None], -(-nbytes // 8), salt).view(np.uint8)[0, :nbytes]
+        if attribute.dtype == "bool":
+            octets = octets & 1
+        items.append(octets.view(attribute.numpy_dtype).reshape(count, *attribute.item_shape))
+    none = np.empty((0, *attribute.item_shape), attribute.numpy_dtype)
+    return Ragged.of_lengths(np.concatenate([none, *items]), counts)
+
+
+def _text(dtype: str, number: int, count: int, salt: np.uint64) -> Any:
+    octets = _mixed(np.array([number]), count, salt).view(np.uint8)[0]
+    if dtype == "bytes":
+        return octets[:count].tobytes()
+    text = "".join('ab\0\u00e9\u6f22\U0001f600\n"'[one % 8] for one in octets[:count].tolist())
+    if dtype == "str":
+        return text
+    return (
+        {"row": number, "text": text, "nested": [None, True, {"": number / 8}]} if count else count
+    )
 
 
 def _mixed(rows: np.ndarray, words: int, salt: np.uint64) -> np.ndarray:
@@ -85,6 +129,13 @@ def assert_rows(
     assert list(batch) == list(expected)
     for name, array in expected.items():
         got = batch[name]
+        if isinstance(array, list):
+            assert (name, got) == (name, array)
+            continue
+        if isinstance(array, Ragged):
+            assert isinstance(got, Ragged), name
+            assert (name, got.lengths.tolist()) == (name, array.lengths.tolist())
+            got, array = got.values, array.values  # noqa: PLW2901
         assert (name, got.dtype, got.shape) == (name, array.dtype, array.shape)
         assert np.ascontiguousarray(got).tobytes() == array.tobytes(), name
 

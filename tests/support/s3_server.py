@@ -33,6 +33,9 @@ from pathlib import Path
 
 ACCESS_KEY = "testaccesskey"
 SECRET_KEY = "testsecretkey"
+# Of another user, called "guest", who may do what policies of the first one's buckets allow.
+GUEST_ACCESS_KEY = "guestaccesskey"
+GUEST_SECRET_KEY = "guestsecretkey"
 REGION = "us-east-1"
 DEFAULT_PORT = 9300
 
@@ -267,9 +270,13 @@ class Cluster:
         self.spawn("osd", "ceph-osd", "-f", "-i", "0")
 
     def start_gateway(self) -> None:
-        keys = (f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
-        user = ("--uid=test", "--display-name=test")
-        run(self.root, "radosgw-admin", "user", "create", *user, *keys)
+        for name, access_key, secret_key in (
+            ("test", ACCESS_KEY, SECRET_KEY),
+            ("guest", GUEST_ACCESS_KEY, GUEST_SECRET_KEY),
+        ):
+            keys = (f"--access-key={access_key}", f"--secret-key={secret_key}")
+            user = (f"--uid={name}", f"--display-name={name}")
+            run(self.root, "radosgw-admin", "user", "create", *user, *keys)
         self.spawn("rgw", "radosgw", "-f", "-n", "client.rgw")
         deadline = time.monotonic() + READY_TIMEOUT
         while not self.state.answers():

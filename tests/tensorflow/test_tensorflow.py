@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tests.support.threads import running
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
 
-from storage_loader.tensorflow import DataLoader, as_tensor  # noqa: E402
+from storage_loader.tensorflow import DataLoader, _Convert, as_tensor  # noqa: E402
 
 COUNT = 103
 
@@ -90,13 +89,13 @@ def test_tensors_lie_on_the_batchs_own_memory(
     the_config = DataConfig("rows", attributes, **memory)
     save(the_config, make(range(210), attributes))
     gathered: list[dict[str, int]] = []
-    feed = DataLoader._feed
+    convert = _Convert.__call__
 
-    def seen(arrays: Any) -> Any:
+    def seen(self: _Convert, arrays: Any) -> Any:
         gathered.append({n: a.__array_interface__["data"][0] for n, a in arrays.items()})
-        return feed.convert(arrays)
+        return convert(self, arrays)
 
-    monkeypatch.setattr(DataLoader, "_feed", replace(feed, convert=seen))
+    monkeypatch.setattr(_Convert, "__call__", seen)
     loader = DataLoader(the_config, batch_size=70)
     for batches in (loader, loader.as_dataset()):
         gathered.clear()

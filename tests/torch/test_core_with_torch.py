@@ -49,7 +49,7 @@ def test_dtypes_that_cannot_be_stored(dtype: object, reason: str) -> None:
 
 def test_a_shape_of_torchs() -> None:
     attribute = Attribute("x", "float32", torch.Size([2, 3]))
-    assert (attribute.shape, attribute.num_values) == ((2, 3), 6)
+    assert (attribute.shape, attribute.item_nbytes) == ((2, 3), 24)
 
 
 # Batches

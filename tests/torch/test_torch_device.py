@@ -451,7 +451,7 @@ def test_rows_are_filled_as_by_numpy(nbytes: int, shift: int, rows: list[int]) -
     start = -memory.__array_interface__["data"][0] % 64 + shift
     first, second = (memory[start + at * nbytes :] for at in (0, 6))
     arrays = [a[: 5 * nbytes].view(f"V{nbytes}") for a in (first, second)]
-    parts = Parts(Attribute("x", "uint8", (nbytes,)), np.array([0, 5]), arrays)
+    parts = Parts(Attribute("x", "uint8", (nbytes,)).regions[0], np.array([0, 5]), arrays)
     chosen = np.array(rows, np.int64)
     places = parts.places(chosen)
     slot = Slot(plain)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...catalog import StoredObject
-from ...schema import Schema
+from ...layout import ObjectLayout
+from ...schema import Region
+from ..fill.ready import Span
 from ..order import Rows
 
 
@@ -21,10 +22,12 @@ class ObjectRows:
     index: int  # of the object in the snapshot
     rows: Rows  # in the object; ascending, each once
     places: Rows  # of each among the rows that were grouped
+    spans: Mapping[str, Span] = field(default_factory=dict)  # by attribute of no fixed size
 
     def some(self, chosen: Any) -> ObjectRows:
         """Those that a slice or a mask chooses."""
-        return ObjectRows(self.index, self.rows[chosen], self.places[chosen])
+        spans = {name: span.some(chosen) for name, span in self.spans.items()}
+        return ObjectRows(self.index, self.rows[chosen], self.places[chosen], spans)
 
 
 def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
@@ -44,24 +47,36 @@ def by_object(starts: Rows, rows: Rows) -> Iterator[ObjectRows]:
         yield ObjectRows(index, rows[place:stop] - starts[index], np.arange(place, stop))
 
 
-def needed_blocks(stored: StoredObject, schema: Schema, rows: Rows) -> npt.NDArray[np.bool_]:
-    """By place in the checksum table: the blocks that hold these rows' attributes.
+def needed_blocks(
+    layout: ObjectLayout, regions: Iterable[Region], group: ObjectRows
+) -> npt.NDArray[np.bool_]:
+    """By place among the checksums: the blocks that hold these rows in some regions.
 
-    Small columns are taken whole.
+    Small ones are taken whole, values only where the group says where they lie.
     """
-    layout = stored.layout
     needed = np.zeros(layout.num_checksums, bool)
-    for attribute in schema:
-        if attribute.name in layout.small:
-            needed[layout.all_blocks(attribute.name)] = True
-        else:
-            needed[layout.blocks_of(attribute.name, rows)] = True
+    for region in regions:
+        name, rows = region.name, group.rows
+        if name in layout.small:
+            needed[layout.all_blocks(name)] = True
+        elif region.role != "values":
+            needed[layout.blocks_of(name, rows)] = True
+            if region.role == "ends":  # where a row begins, the one before it ends
+                needed[layout.blocks_of(name, np.maximum(rows - 1, 0))] = True
+        elif region.attribute in group.spans:
+            span = group.spans[region.attribute]
+            filled = span.some(span.stops > span.starts)
+            firsts = layout.blocks_of(name, filled.starts)
+            lasts = layout.blocks_of(name, filled.stops - 1)
+            size = len(needed) + 1
+            changes = np.bincount(firsts, minlength=size) - np.bincount(lasts + 1, minlength=size)
+            needed |= np.cumsum(changes)[:-1] > 0
     return needed
 
 
-def every_block(stored: StoredObject, schema: Schema) -> npt.NDArray[np.bool_]:
-    """By place in the checksum table: the blocks of all attributes."""
-    every = np.zeros(stored.layout.num_checksums, bool)
-    for attribute in schema:
-        every[stored.layout.all_blocks(attribute.name)] = True
+def every_block(layout: ObjectLayout, regions: Iterable[Region]) -> npt.NDArray[np.bool_]:
+    """By place among the checksums: the blocks of some regions."""
+    every = np.zeros(layout.num_checksums, bool)
+    for region in regions:
+        every[layout.all_blocks(region.name)] = True
     return every

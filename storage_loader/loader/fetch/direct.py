@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from ...layout import ObjectLayout
+from ...process import cached_property
 from ...ranges import coalesce
+from ...schema import END, Region
 from ...store import Buffer
-from ..fill.parts import void_rows
-from ..fill.ready import Copies
+from ..fill.parts import Array, void_items
+from ..fill.ragged import check_ends
+from ..fill.ready import Copies, Span, View
 from ..order import Rows
 from .blocks import ObjectRows, needed_blocks
 from .directory import Directories, Directory
@@ -26,9 +31,9 @@ _GAP = 4096  # bytes between two ranges that are not worth another request
 class DirectReader:
     """Reads rows of objects. Safe from many threads."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, directories: Directories) -> None:
         self._objects = objects
-        self._directories = Directories()
+        self._directories = directories
 
     def works(
         self, groups: Sequence[ObjectRows], copies: Copies, stop: threading.Event, *, most: int
@@ -42,8 +47,8 @@ class DirectReader:
         reads: list[ReceivedObject] = []
         nbytes, requests = 0, 0
         objects = self._objects.until(stop)
-        for part in (part for group in groups for part in self._cut(group, most)):
-            read = ReceivedObject(objects, self._directories, part)
+        for directory, part in (part for group in groups for part in self._cut(group, most, stop)):
+            read = ReceivedObject(objects, self._directories, directory, part, self._regions)
             if reads and (
                 nbytes + read.nbytes > most or requests + len(read.requests) > most_requests
             ):
@@ -55,18 +60,49 @@ class DirectReader:
             works.append(self._work(reads, copies, stop))
         return works
 
-    def _cut(self, group: ObjectRows, most: int) -> Iterator[ObjectRows]:
+    def ends(self, group: ObjectRows, stop: threading.Event) -> dict[str, Span]:
+        """Where rows of one object lie among the values of their attributes.
+
+        Raises `ChecksumError`, `FormatError` or a `StoreError`; worth nothing once `stop` is set.
+        """
+        objects = self._objects.until(stop)
+        directory = self._directories.get(group.index, stop)
+        ends = [region for region in objects.regions if region.role == "ends"]
+        read = ReceivedObject(objects, self._directories, directory, group, ends)
+        if len(read.blocks):
+            read.receive(objects.get_ranges(group.index, read.requests))
+            read.settle(read.blocks, stop)
+        return {} if stop.is_set() else read.spans()
+
+    @cached_property
+    def _regions(self) -> list[Region]:
+        """What is read of rows: where their values lie is known by then."""
+        return [region for region in self._objects.regions if region.role != "ends"]
+
+    def _cut(
+        self, group: ObjectRows, most: int, stop: threading.Event
+    ) -> Iterator[tuple[Directory | None, ObjectRows]]:
         """Rows of an object, cut where they would be too much for one piece of work."""
-        columns = self._objects.stored(group.index).layout.columns
-        column = max((columns[a.name] for a in self._objects.schema), key=lambda c: c.row_nbytes)
-        count = max(1, most // max(1, column.block_nbytes))
-        steps = np.diff(group.rows // column.block_rows)
-        block = np.cumsum(np.append(0, steps > 0))
-        request = np.cumsum(np.append(0, steps > 1))
-        portion = block // count + request // self._objects.tuning.work_requests
+        directory = self._directories.get(group.index, stop)
+        layout = self._objects.stored(group.index).layout if directory is None else directory.layout
+        assert isinstance(layout, ObjectLayout)
+        fixed = [layout.columns[r.name] for r in self._regions if r.role == "rows"]
+        portion = np.zeros(len(group.rows), np.int64)
+        if fixed:
+            column = max(fixed, key=lambda c: c.item_nbytes)
+            count = max(1, most // max(1, column.block_nbytes))
+            steps = np.diff(group.rows // column.block_items)
+            block = np.cumsum(np.append(0, steps > 0))
+            request = np.cumsum(np.append(0, steps > 1))
+            portion = block // count + request // self._objects.tuning.work_requests
+        for name, span in group.spans.items():
+            nbytes = np.cumsum((span.stops - span.starts) * self._objects.schema[name].item_nbytes)
+            gaps = np.append(0, span.starts[1:] - span.stops[:-1] > 0)
+            requests = np.cumsum(gaps) // self._objects.tuning.work_requests
+            portion = np.maximum(portion, np.maximum(nbytes // max(1, most), requests))
         cuts = (np.flatnonzero(np.diff(portion)) + 1).tolist()
-        for start, stop in pairwise([0, *cuts, len(group.rows)]):
-            yield group.some(slice(start, stop))
+        for start, end in pairwise([0, *cuts, len(group.rows)]):
+            yield directory, group.some(slice(start, end))
 
     def _work(self, reads: list[ReceivedObject], copies: Copies, stop: threading.Event) -> Work:
         objects = self._objects.until(stop)
@@ -83,7 +119,7 @@ class DirectReader:
                 read.copy(copies)
                 read.forget()
 
-        nbytes = sum(len(read.rows) for read in reads) * objects.schema.row_nbytes
+        nbytes = sum(read.result_nbytes for read in reads)
         is_small = sum(read.nbytes for read in reads) <= objects.tuning.stream_nbytes
         return Work(nbytes, run, is_small)
 
@@ -91,20 +127,26 @@ class DirectReader:
 class ReceivedObject(Holder):
     """Blocks of one object in memory, for some of its rows. Planned on construction."""
 
-    def __init__(self, objects: Objects, directories: Directories, group: ObjectRows) -> None:
-        super().__init__(objects, group.index)
-        self.index, self.rows, self._places = group.index, group.rows, group.places
-        self._directories = directories
-        self._directory = directories.find(group.index)
-        needed = needed_blocks(self._stored, objects.schema, group.rows)
-        if self._directory is not None:
-            self._checksums = self._directory.checksums
-            for name in self._directory.small:
-                needed[self._layout.all_blocks(name)] = False
+    def __init__(
+        self,
+        objects: Objects,
+        directories: Directories,
+        directory: Directory | None,
+        group: ObjectRows,
+        regions: Sequence[Region],
+    ) -> None:
+        """`directory`: the object's, of `directories`. `regions`: what is read of the rows."""
+        super().__init__(objects, group.index, directory)
+        self.index, self.rows, self._group = group.index, group.rows, group
+        self._directories, self._directory, self._regions = directories, directory, regions
+        self._small = {} if directory is None else directory.small
+        needed = needed_blocks(self.layout, regions, group)
+        for name in self._small:
+            needed[self.layout.all_blocks(name)] = False
         self.blocks = np.flatnonzero(needed)
-        ranges = self._layout.block_ranges[self.blocks]
-        if self._directory is None and objects.verify:
-            ranges = np.concatenate([ranges, [self._layout.checksums_range]])
+        ranges = self.layout.block_ranges[self.blocks]
+        if directory is None and objects.verify:
+            ranges = np.concatenate([ranges, [self.layout.directory_range]])
         self.requests = coalesce(ranges, gap=_GAP).requests
         self.nbytes = sum(end - start for start, end in self.requests)
         self._extents = Extents([], [])
@@ -115,14 +157,57 @@ class ReceivedObject(Holder):
 
     def copy(self, copies: Copies) -> None:
         """Copy the rows, which are verified."""
-        small = {} if self._directory is None else self._directory.small
-        with copies.part(self._places) as part:
-            for name, out in part.items():
-                if name in small:
-                    small[name].take(self.rows, out=out, mode="clip")
-                else:
-                    column, attribute = self._layout.columns[name], self._objects.schema[name]
-                    self._extents.parts(column, attribute).copy_sorted(self.rows, out)
+        places = self._group.places
+        with copies.part(places) as part:
+            for region in self._regions:
+                if region.name in part:
+                    self._take(region, self.rows, part[region.name])
+        for region in self._regions:
+            if region.role == "values":
+                span = self._group.spans[region.attribute]
+                copies.put(region.attribute, places, span, self._show(region.name))
+
+    def spans(self) -> dict[str, Span]:
+        """Where the rows lie among the values of their attributes, from the ends, verified."""
+        spans = {}
+        before = np.maximum(self.rows - 1, 0)
+        for region in self._regions:
+            ends = np.empty((2, len(self.rows)), f"V{region.item_nbytes}")
+            self._take(region, before, ends[0])
+            self._take(region, self.rows, ends[1])
+            starts, stops = ends.view(END)
+            starts = np.where(self.rows > 0, starts, 0)
+            count = self.layout.columns[f"{region.attribute}/values"].items
+            check_ends(region.attribute, starts, stops, count)
+            spans[region.attribute] = Span(starts, stops)
+        return spans
+
+    def _take(self, region: Region, rows: Rows, out: Array) -> None:
+        """Copy items, which ascend, of a region that has one for each row."""
+        if region.name in self._small:
+            self._small[region.name].take(rows, out=out, mode="clip")
+        else:
+            column = self.layout.columns[region.name]
+            self._extents.parts(column, region).copy_sorted(rows, out)
+
+    def _show(self, name: str) -> View:
+        if name in self._small:
+            small = self._small[name].view(np.uint8).data
+            return lambda start, end: small[start:end]
+        offset = self.layout.columns[name].offset
+        return lambda start, end: self._extents.view(offset + start, offset + end)
+
+    @property
+    def result_nbytes(self) -> int:
+        """Bytes of the rows."""
+        nbytes = 0
+        for region in self._regions:
+            if region.role == "values":
+                span = self._group.spans[region.attribute]
+                nbytes += int((span.stops - span.starts).sum()) * region.item_nbytes
+            else:
+                nbytes += len(self.rows) * region.item_nbytes
+        return nbytes
 
     def forget(self) -> None:
         """Keep no bytes."""
@@ -133,26 +218,31 @@ class ReceivedObject(Holder):
         self.receive(self._objects.get_ranges(self.index, self.requests))
 
     def _table_bytes(self) -> Buffer | None:
-        return self._extents.view(*self._layout.checksums_range)
+        return self._extents.view(*self.layout.directory_range)
 
     def _views(self, blocks: Rows) -> list[memoryview]:
-        ranges = self._layout.block_ranges[blocks].tolist()
+        ranges = self.layout.block_ranges[blocks].tolist()
         return [self._extents.view(start, end) for start, end in ranges]
 
     def _keep(self, blocks: Rows) -> None:
-        if self._directory is not None or len(blocks) < len(self.blocks):
+        if len(blocks) < len(self.blocks):
             return
         small = {
-            a.name: void_rows(memoryview(b"".join(self._column_views(a.name))), a)
-            for a in self._objects.schema
-            if a.name in self._layout.small and a.row_nbytes
+            region.name: void_items(memoryview(b"".join(self._column_views(region.name))), region)
+            for region in self._regions
+            if region.name in self.layout.small
+            and region.name not in self._small
+            and self.layout.columns[region.name].nbytes
         }
-        nbytes = sum(column.nbytes for column in small.values())
-        if self._checksums is not None:
-            nbytes += self._checksums.nbytes
-        self._directory = Directory(self._checksums, small, nbytes)
+        if self._directory is None:
+            self._directory = Directory(self.layout, self._checksums, small)
+        elif small:
+            self._directory = replace(self._directory, small={**self._small, **small})
+        else:
+            return
+        self._small = self._directory.small
         self._directories.keep(self.index, self._directory)
 
     def _column_views(self, name: str) -> list[memoryview]:
-        places = self._layout.all_blocks(name)
+        places = self.layout.all_blocks(name)
         return self._views(np.arange(places.start, places.stop))

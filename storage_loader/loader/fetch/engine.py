@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ...process import cached_property
+from ...schema import Region, Schema
 from ...threads import Threads
-from ..fill.gather import gathered
-from ..fill.parts import Array, Parts
-from ..fill.ready import Copies, Ready
+from ..fill.gather import Fillers, gathered
+from ..fill.parts import Parts
+from ..fill.ragged import RaggedParts
+from ..fill.ready import Copies, Ready, Span
 from ..order import Rows
 from .blocks import ObjectRows, by_object, needed_blocks
 from .cache import Cache
 from .cache_file import CacheFullError, NotKeptError
 from .direct import DirectReader
+from .directory import Directories
 from .early import Early
 from .mapped import MappedObject
 from .objects import Objects
@@ -48,8 +52,10 @@ class Engine:
         self.holds = store.is_local or self._cache is not None
         self.num_rows = snapshot.num_rows
         self.tuning = objects.tuning
-        self._direct = DirectReader(objects)
-        self._open = OpenObjects(objects, self._cache)
+        self._directories = Directories(objects)
+        self._direct = DirectReader(objects, self._directories)
+        self._open = OpenObjects(objects, self._directories, self._cache)
+        self._ends = [region for region in objects.regions if region.role == "ends"]
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
         self._all: tuple[list[MappedObject], Ready] | None = None  # rows of all objects
         self._early = Early(self._cache, snapshot.nbytes, objects.tuning)
@@ -66,14 +72,17 @@ class Engine:
             first, last = np.searchsorted(self._snapshot.starts, ends, "right") - 1
             self._confirm(np.arange(first, last + 1))
 
-    def read(self, rows: Rows) -> dict[str, Array]:
-        """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros."""
+    def read(self, rows: Rows, made_by: Fillers | None = None) -> dict[str, Any]:
+        """Rows of the dataset, shape (len(rows), *shape), verified; a row of -1 is zeros.
+
+        `made_by`: see `gathered`.
+        """
         stop = threading.Event()
         ready = self._done(self.prepare(rows, stop, work_nbytes=self.tuning.read_nbytes), stop)
-        [(batch, _)] = gathered(self._schema, ready, rows[None])
+        [(batch, _)] = gathered(self._schema, ready, rows[None], made_by=made_by)
         return batch
 
-    def row(self, row: int) -> dict[str, Array]:
+    def row(self, row: int) -> dict[str, Any]:
         """One row of the dataset, arrays of shape `shape`, verified."""
         index = int(np.searchsorted(self._snapshot.starts, row, "right")) - 1
         held = self._open.find(index)
@@ -81,8 +90,7 @@ class Engine:
             arrays = held.row(row - int(self._snapshot.starts[index]))
             if arrays is not None:
                 return arrays
-        read = self.read(np.array([row], np.int64))
-        return {name: array[0, ...] for name, array in read.items()}
+        return one_row(self.read(np.array([row], np.int64)), 0)
 
     def _done(self, preparation: Preparation[Ready], stop: threading.Event) -> Ready:
         """What is prepared: works that wait for a network are done at once."""
@@ -129,15 +137,42 @@ class Engine:
         numbers = np.unique(rows)
         numbers = numbers[np.searchsorted(numbers, 0) :]
         groups = list(by_object(self._snapshot.starts, numbers))
+        if self._ends:
+            groups = self._located(groups, stop)
         work_nbytes = work_nbytes or self.tuning.work_nbytes
         copied = partial(self._copied, numbers, groups, stop, work_nbytes)
         if not self.holds or len(groups) > self._open.most_pinned:
             return copied()
-        kept = {group.index: self._keep(group, whole_share, stop) for group in groups}
+        kept = {
+            group.index: self._keep(group, self._objects.regions, whole_share, stop)
+            for group in groups
+        }
         all_kept = [one for one in kept.values() if one]
         if len(all_kept) < len(groups):
             return copied(kept)
         return self._pinned(groups, all_kept, stop, copied)
+
+    def _located(self, groups: list[ObjectRows], stop: threading.Event) -> list[ObjectRows]:
+        """The rows, and where their values lie: the ends of rows are read for that, here."""
+        locate = partial(self._locate, stop=stop)
+        if len(groups) < 2 or self._objects.store.is_local:
+            return [locate(group) for group in groups]
+        return list(self._threads.map(locate, groups))
+
+    def _locate(self, group: ObjectRows, stop: threading.Event) -> ObjectRows:
+        nowhere = np.zeros(len(group.rows), np.int64)  # where nobody waits for it any more
+        spans = {region.attribute: Span(nowhere, nowhere) for region in self._ends}
+        kept = self._keep(group, self._ends, None, stop) if self.holds else None
+        if kept is not None:
+            held, needed = kept
+            try:
+                held.ensure(needed, stop)
+                if not stop.is_set():
+                    spans = held.spans(group.rows)
+                return replace(group, spans=spans)
+            except NotKeptError as error:
+                self._note_not_kept(error)
+        return replace(group, spans=self._direct.ends(group, stop) or spans)
 
     def _pinned(
         self,
@@ -175,9 +210,12 @@ class Engine:
 
         `kept`: by object, where that was asked before, so that room is not reserved twice.
         """
-        if len(numbers) * self._schema.row_nbytes > _TRUSTED_NBYTES:
+        counts = _counts(self._schema, groups)
+        nbytes = len(numbers) * self._schema.row_nbytes
+        nbytes += sum(int(c.sum()) * self._schema[name].item_nbytes for name, c in counts.items())
+        if nbytes > _TRUSTED_NBYTES:
             self._confirm(np.array([group.index for group in groups], np.int64))
-        copies = Copies(self._schema, numbers)
+        copies = Copies(self._schema, numbers, counts)
         if not self.holds:
             works = self._direct.works(groups, copies, stop, most=work_nbytes)
             return Preparation(works, copies.ready)
@@ -187,7 +225,7 @@ class Engine:
             for work in self._direct.works(left, copies, stop, most=work_nbytes):
                 work.run()
 
-        row_nbytes = self._schema.row_nbytes
+        row_nbytes = nbytes // max(1, len(numbers))
         works = [
             Work(sum(len(group.rows) for group in some) * row_nbytes, partial(copy, some))
             for some in self._portions(groups, max(1, work_nbytes // max(1, row_nbytes)))
@@ -207,19 +245,18 @@ class Engine:
         kept: Mapping[int, Kept | None],
     ) -> list[ObjectRows]:
         """Copy rows from their held object; those for which that could not be done."""
-        found = kept[group.index] if group.index in kept else self._keep(group, None, stop)
+        regions = self._objects.regions
+        found = kept[group.index] if group.index in kept else self._keep(group, regions, None, stop)
         left: list[ObjectRows] = []
         try:
             if found is None:  # no room for what is missing of it
-                held = self._open.get(group.index)
-                here = held.are_here(group.rows)
+                held = self._open.get(group.index, stop)
+                here = held.are_here(group)
                 left = [] if here.all() else [group.some(~here)]
                 if not here.any():
                     return left
                 group = group.some(here)
-                needed = needed_blocks(
-                    self._snapshot.objects[group.index], self._schema, group.rows
-                )
+                needed = needed_blocks(held.layout, regions, group)
             else:
                 held, needed = found
             held.ensure(needed, stop)
@@ -231,19 +268,24 @@ class Engine:
             with copies.part(group.places) as part:
                 for name, out in part.items():
                     held.columns[name].take(group.rows, out=out, mode="clip")
+            for name, span in group.spans.items():
+                copies.put(name, group.places, span, held.show(f"{name}/values"))
         return left
 
     def _keep(
-        self, group: ObjectRows, whole_share: float | None, stop: threading.Event
+        self,
+        group: ObjectRows,
+        regions: Sequence[Region],
+        whole_share: float | None,
+        stop: threading.Event,
     ) -> Kept | None:
         """The object, and its blocks to bring; None where nothing more is to be held of it."""
         try:
-            held = self._open.get(group.index)
+            held = self._open.get(group.index, stop)
         except CacheFullError as error:
             self._note_not_kept(error)
             return None
-        stored = self._snapshot.objects[group.index]
-        needed = needed_blocks(stored, self._schema, group.rows)
+        needed = needed_blocks(held.layout, regions, group)
         if held.has(needed):
             return held, needed
         wanted = self._early.blocks(held, needed, whole_share)
@@ -290,13 +332,20 @@ class Engine:
 
     def _ready(self, objects: Iterable[tuple[int, MappedObject]], *, frees_gil: bool) -> Ready:
         """Rows where they are held; objects in order. `frees_gil`: see `Parts`."""
-        found = [(self._snapshot.starts[index], held.columns) for index, held in objects]
-        parts = {}
+        found = [(int(self._snapshot.starts[index]), held.columns) for index, held in objects]
+        parts: dict[str, Parts | RaggedParts] = {}
         for a in self._schema:
-            some = [(start, columns[a.name]) for start, columns in found if a.name in columns]
-            if some:
-                firsts = np.array([start for start, _ in some], np.int64)
-                parts[a.name] = Parts(a, firsts, [array for _, array in some], frees_gil)
+            by_row = a.regions[0].name
+            some = [(start, columns) for start, columns in found if by_row in columns]
+            if not some:
+                continue
+            firsts = np.array([start for start, _ in some], np.int64)
+            arrays = [columns[by_row] for _, columns in some]
+            if a.is_variable:
+                values = [columns.get(a.regions[1].name, _NOTHING) for _, columns in some]
+                parts[a.name] = RaggedParts(a, firsts, arrays, values)
+            else:
+                parts[a.name] = Parts(a.regions[0], firsts, arrays, frees_gil)
         return Ready(parts)
 
     def _portions(self, groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]:
@@ -311,3 +360,26 @@ class Engine:
             count += len(group.rows)
         if some:
             yield some
+
+
+_NOTHING = np.empty(0, np.uint8)
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def _counts(schema: Schema, groups: Sequence[ObjectRows]) -> dict[str, Rows]:
+    """By attribute of no fixed size, the items of each row, in order."""
+    return {
+        a.name: np.concatenate(
+            [_NO_ROWS, *(g.spans[a.name].stops - g.spans[a.name].starts for g in groups)]
+        )
+        for a in schema
+        if a.is_variable
+    }
+
+
+def one_row(batch: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Row `index` of a batch: arrays without the batch axis, 0-d for scalars."""
+    return {
+        name: values[index, ...] if isinstance(values, np.ndarray) else values[index]
+        for name, values in batch.items()
+    }

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...process import cached_property
 from ...ranges import Range, coalesce
+from ...schema import END, Attribute
 from ...store import Buffer, mapped_identity
-from ..fill.parts import Array, void_rows
+from ..fill.parts import Array, void_items
+from ..fill.ragged import check_ends, one_value
+from ..fill.ready import Span, View
 from ..order import Rows
-from .blocks import every_block
+from .blocks import ObjectRows, every_block
 from .cache import Cache
 from .cache_file import PAGE, CacheFile, Writer
+from .directory import Directory
 from .objects import Objects
 from .requests import inside, pages_nbytes, portions, runs, spare_gap
 from .resident import is_resident
@@ -32,16 +37,18 @@ class MappedObject(Holder):
         self,
         objects: Objects,
         index: int,
+        directory: Directory | None,
         verified: Blocks | None,
         file: CacheFile | None,
     ) -> None:
-        """`verified`, updated in place: None where this reader knows nothing of the object yet.
-        `file` is None where the store itself is local.
+        """`directory`: see `Holder`. `verified`, updated in place: None where this reader knows
+        nothing of the object yet. `file` is None where the store itself is local.
         """
-        super().__init__(objects, index)
+        super().__init__(objects, index, directory)
         self._file = file
+        self._directory = directory
         self._data = objects.get(index) if file is None else file.data
-        num_blocks = self._layout.num_checksums
+        num_blocks = self.layout.num_checksums
         if verified is not None:
             self.verified = verified
         elif not objects.verify:
@@ -52,11 +59,12 @@ class MappedObject(Holder):
             self.verified = file.verified
         self._busy = np.zeros(num_blocks, bool)  # blocks that a thread fetches or verifies
         self._changed = threading.Condition()
-        self.columns: dict[str, Array] = {}  # by attribute that has bytes, a void item for each row
-        for a in objects.schema:
-            column = self._layout.columns[a.name]
+        self.columns: dict[str, Array] = {}  # by region that has bytes, a void item for each item
+        for region in objects.regions:
+            column = self.layout.columns[region.name]
             if column.nbytes:
-                self.columns[a.name] = void_rows(self._data[column.offset : column.end], a)
+                data = self._data[column.offset : column.end]
+                self.columns[region.name] = void_items(data, region)
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +74,7 @@ class MappedObject(Holder):
     @property
     def every_block(self) -> Blocks:
         """The blocks of all attributes that are read."""
-        return every_block(self._stored, self._objects.schema)
+        return every_block(self.layout, self._objects.regions)
 
     @cached_property
     def is_resident(self) -> bool:
@@ -82,17 +90,42 @@ class MappedObject(Holder):
         """Whether these blocks are here and verified."""
         return not (needed & ~self.verified).any()
 
-    def are_here(self, rows: Rows) -> npt.NDArray[np.bool_]:
+    def are_here(self, group: ObjectRows) -> npt.NDArray[np.bool_]:
         """Which of the object's rows are here in all attributes, as far as is known."""
         here = self._here()
-        found = np.ones(len(rows), bool)
-        for attribute in self._objects.schema:
-            name = attribute.name
-            if name in self._layout.small:
-                found &= here[self._layout.all_blocks(name)].all()
+        found = np.ones(len(group.rows), bool)
+        for region in self._objects.regions:
+            name = region.name
+            if name in self.layout.small:
+                found &= here[self.layout.all_blocks(name)].all()
+            elif region.role != "values":
+                found &= here[self.layout.blocks_of(name, group.rows)]
             else:
-                found &= here[self._layout.blocks_of(name, rows)]
+                span = group.spans[region.attribute]
+                blocks = np.append(0, np.cumsum(here[self.layout.all_blocks(name)]))
+                column = self.layout.columns[name]
+                firsts = span.starts // column.block_items
+                lasts = np.maximum(-(-span.stops // column.block_items), firsts)
+                found &= blocks[lasts] - blocks[firsts] == lasts - firsts
         return found
+
+    def spans(self, rows: Rows) -> dict[str, Span]:
+        """Where rows lie among the values of their attributes; the ends of theirs are here."""
+        spans = {}
+        for region in self._objects.regions:
+            if region.role == "ends":
+                ends = self.columns[region.name].view(END)
+                starts = np.where(rows > 0, ends[rows - 1], 0)
+                values = self.layout.columns[f"{region.attribute}/values"]
+                span = Span(starts, ends[rows])
+                check_ends(region.attribute, span.starts, span.stops, values.items)
+                spans[region.attribute] = span
+        return spans
+
+    def show(self, name: str) -> View:
+        """Shows bytes of a region."""
+        offset = self.layout.columns[name].offset
+        return lambda start, end: self._data[offset + start : offset + end]
 
     def missing_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that must be fetched or read, as far as is known."""
@@ -103,7 +136,7 @@ class MappedObject(Holder):
         return self._nbytes(needed & ~self.verified)
 
     def _nbytes(self, blocks: Blocks) -> int:
-        ranges = self._layout.block_ranges[blocks]
+        ranges = self.layout.block_ranges[blocks]
         return int((ranges[:, 1] - ranges[:, 0]).sum())
 
     def _here(self) -> Blocks:
@@ -115,28 +148,56 @@ class MappedObject(Holder):
     def reserve(self, cache: Cache, needed: Blocks, stop: threading.Event) -> bool:
         """Whether the cache takes those of the blocks that must be fetched; see `Cache.reserve`."""
         assert self._file is not None
-        layout = self._layout
+        layout = self.layout
         ranges = layout.block_ranges[needed & ~self._here()]
         if not self._file.has_table:
             flags = self._stored.nbytes, self._stored.nbytes + len(needed) + PAGE
-            ranges = np.concatenate([ranges, [layout.checksums_range, flags]])
+            ranges = np.concatenate([ranges, [layout.directory_range, flags]])
         return cache.reserve(pages_nbytes(ranges, PAGE), self._file, stop)
 
-    def row(self, row: int) -> dict[str, Array] | None:
+    def row(self, row: int) -> dict[str, Any] | None:
         """One row, copied; None where not all of it is here and verified."""
-        arrays: dict[str, Array] = {}
-        for attribute in self._objects.schema:
-            name, dtype, shape = attribute.name, attribute.numpy_dtype, attribute.shape
-            column = self._layout.columns[name]
-            if not column.nbytes:
-                arrays[name] = np.empty(shape, dtype)
+        values: dict[str, Any] = {}
+        for a in self._objects.schema:
+            if a.is_variable:
+                items = self._items_of(a, row)
+                if items is None:
+                    return None
+                values[a.name] = one_value(a, items)
                 continue
-            if not self.verified[self._layout.first_checksum[name] + row // column.block_rows]:
+            column = self.layout.columns[a.name]
+            if not column.nbytes:
+                values[a.name] = np.empty(a.item_shape, a.numpy_dtype)
+                continue
+            if not self._has(a.name, row, row + 1):
                 return None
-            start = column.offset + row * column.row_nbytes
-            values = np.frombuffer(self._data[start : start + column.row_nbytes], dtype)
-            arrays[name] = values.reshape(shape).copy()
-        return arrays
+            start = column.offset + row * column.item_nbytes
+            items = self._data[start : start + column.item_nbytes]
+            values[a.name] = np.frombuffer(items, a.numpy_dtype).reshape(a.item_shape).copy()
+        return values
+
+    def _items_of(self, attribute: Attribute, row: int) -> memoryview | None:
+        """The bytes of one row's items; None where not all of it is here and verified."""
+        ends, values = (region.name for region in attribute.regions)
+        if not self._has(ends, max(0, row - 1), row + 1):
+            return None
+        stops = self.columns[ends][max(0, row - 1) : row + 1].view(END).tolist()
+        start, stop = (stops[-2] if row else 0), stops[-1]
+        column = self.layout.columns[values]
+        if not 0 <= start <= stop <= column.items:
+            check_ends(attribute.name, np.array([start]), np.array([stop]), column.items)
+        if start < stop and not self._has(values, start, stop):
+            return None
+        first, nbytes = column.offset, column.item_nbytes
+        return self._data[first + start * nbytes : first + stop * nbytes]
+
+    def _has(self, name: str, start: int, stop: int) -> bool:
+        """Whether these items of a region are here and verified; at least one."""
+        size, first = self.layout.columns[name].block_items, self.layout.first_checksum[name]
+        block, last = start // size, (stop - 1) // size
+        if block == last:
+            return bool(self.verified[first + block])
+        return bool(self.verified[first + block : first + last + 1].all())
 
     def works(self, needed: Blocks, stop: threading.Event) -> list[Work]:
         """What must be done so that the `needed` blocks are here and verified.
@@ -158,7 +219,7 @@ class MappedObject(Holder):
             )
             for mask, is_here in ((todo & here, True), (todo & ~here, False))
             for nbytes, some in portions(
-                self._layout.block_ranges,
+                self.layout.block_ranges,
                 mask,
                 most=tuning.request_nbytes if is_here else streamed,
                 tuning=tuning,
@@ -215,7 +276,7 @@ class MappedObject(Holder):
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
         if self.is_resident:
             return
-        for start, end in coalesce(self._layout.block_ranges[blocks]).requests:
+        for start, end in coalesce(self.layout.block_ranges[blocks]).requests:
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
             start = 0 if start < self._objects.tuning.gap_nbytes else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
@@ -233,10 +294,10 @@ class MappedObject(Holder):
     def _table_bytes(self) -> Buffer | None:
         if self._file is not None and not self._file.has_table:
             return None
-        return b"".join(self._pieces(*self._layout.checksums_range))
+        return b"".join(self._pieces(*self.layout.directory_range))
 
     def _views(self, blocks: Rows) -> list[memoryview]:
-        return [self._data[start:end] for start, end in self._layout.block_ranges[blocks].tolist()]
+        return [self._data[start:end] for start, end in self.layout.block_ranges[blocks].tolist()]
 
     def _keep(self, blocks: Rows) -> None:
         assert self._file is not None
@@ -246,13 +307,16 @@ class MappedObject(Holder):
     def _fetch(self, blocks: Rows, stop: threading.Event, *, with_table: bool) -> None:
         assert self._file is not None
         tuning = self._objects.tuning
-        ranges = self._layout.block_ranges[blocks]
+        ranges = self.layout.block_ranges[blocks]
         if with_table:
-            ranges = np.concatenate([ranges, [self._layout.checksums_range]])
+            ranges = np.concatenate([ranges, [self.layout.directory_range]])
         wanted = coalesce(ranges).requests
         requests = coalesce(wanted, gap=spare_gap(wanted, tuning.gap_nbytes)).requests
         short = [r for r in requests if r[1] - r[0] <= tuning.stream_nbytes]
         objects = self._objects.until(stop)
+        if self._directory is not None and not self._file.has_table:
+            self._file.write(self.layout.directory_range[0], self._directory.data)
+            self._file.mark_table()
         with Writer(self._file) as writer:
             received = objects.get_ranges(self._index, short)
             for (start, _), data in zip(short, received, strict=True):

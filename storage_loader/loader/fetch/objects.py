@@ -10,14 +10,16 @@ from typing import TypeVar
 
 from ...catalog import Snapshot, StoredObject
 from ...errors import FormatError, ObjectNotFoundError, ObjectShortError
+from ...process import cached_property
 from ...ranges import Range
-from ...schema import Schema
+from ...schema import Region, Schema
 from ...store import Buffer, Store
 from ..tuning import TUNING, Tuning
 
 T = TypeVar("T")
 Read = tuple[int, Sequence[Range]]  # an object, and ranges of its bytes
 
+NEVER = threading.Event()  # of what nobody gives up
 _LOST = (ObjectNotFoundError, ObjectShortError)
 
 
@@ -43,6 +45,11 @@ class Objects:
         self.schema = schema
         self.verify = verify
         self.tuning = tuning
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """What the attributes that are read are stored as."""
+        return self.schema.regions
 
     def until(self, stop: threading.Event) -> Objects:
         """The same; see `Store.until`."""

@@ -10,11 +10,11 @@ from collections import OrderedDict
 import numpy as np
 
 from ...errors import StorageLoaderError
-from .blocks import every_block
 from .cache import Cache
 from .cache_file import CacheFullError
+from .directory import Directories
 from .mapped import MappedObject
-from .objects import Objects
+from .objects import NEVER, Objects
 from .verified import Blocks, is_any_known
 
 _LOOK = 1.0  # s between two looks whether cache files in use have their sizes
@@ -23,9 +23,10 @@ _LOOK = 1.0  # s between two looks whether cache files in use have their sizes
 class OpenObjects:
     """Those that were used last stay open, as many as the process may have files. Thread-safe."""
 
-    def __init__(self, objects: Objects, cache: Cache | None) -> None:
+    def __init__(self, objects: Objects, directories: Directories, cache: Cache | None) -> None:
         """`cache`: None where the store itself is local."""
         self._objects = objects
+        self._directories = directories
         self._snapshot = snapshot = objects.snapshot
         self._cache = cache
         self._open: OrderedDict[int, MappedObject] = OrderedDict()
@@ -42,7 +43,7 @@ class OpenObjects:
         """Objects that one preparation may keep open; a few live at once."""
         return max(2, self._most // 2)
 
-    def get(self, index: int) -> MappedObject:
+    def get(self, index: int, stop: threading.Event = NEVER) -> MappedObject:
         """Raises `CacheFullError` where no file can be made, `LoaderError`, or a `StoreError`."""
         with self._lock:
             found = self._open.get(index)
@@ -53,11 +54,13 @@ class OpenObjects:
         stored = self._snapshot.objects[index]
         key, blocks = self._snapshot.key(index), stored.layout.num_checksums
         file = None if self._cache is None else self._cache.open(key, stored.nbytes, blocks)
+        here = None if file is None or not file.has_table else file.read
+        directory = self._directories.get(index, stop, here)
         verified = None  # of a cache file: another one may have been here
         if file is None:
             is_complete = self._complete[index]
             verified = np.ones(blocks, bool) if is_complete else self._verified.get(index)
-        made = MappedObject(self._objects, index, verified, file)
+        made = MappedObject(self._objects, index, directory, verified, file)
         with self._lock:
             found = self._open.setdefault(index, made)
             if found is made and (file is not None or not self._complete[index]):
@@ -78,7 +81,8 @@ class OpenObjects:
             verified = self._verified.get(index)
             if verified is None:
                 return
-            if verified[every_block(self._snapshot.objects[index], self._objects.schema)].all():
+            held = self._open.get(index)
+            if held is not None and verified[held.every_block].all():
                 self._complete[index] = True
                 del self._verified[index]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ChecksumError
-from ...layout import Column
-from ...schema import Attribute
+from ...layout import Column, ObjectLayout
+from ...schema import Region
 from ...store import Buffer
-from ..fill.parts import Parts, void_rows
+from ..fill.parts import Parts, void_items
 from ..order import Rows
-from .directory import Checksums
+from .directory import Checksums, Directory
 from .objects import Objects
 
 _NONE = np.empty(0, np.int64)
@@ -34,38 +34,41 @@ class Extents:
         i = bisect_right(self.starts, start) - 1
         return self.data[i][start - self.starts[i] : end - self.starts[i]]
 
-    def parts(self, column: Column, attribute: Attribute) -> Parts:
-        """The whole rows of a column that has bytes; numbers are those in the object."""
+    def parts(self, column: Column, region: Region) -> Parts:
+        """The whole items of a column that has bytes; numbers are those in the object."""
         firsts, arrays = [], []
-        nbytes, offset = column.row_nbytes, column.offset
+        nbytes, offset = column.item_nbytes, column.offset
         for start, data in zip(self.starts, self.data, strict=True):
             first = max(0, -((offset - start) // nbytes))
-            stop = min(column.rows, (start + len(data) - offset) // nbytes)
+            stop = min(column.items, (start + len(data) - offset) // nbytes)
             if first < stop:
                 firsts.append(first)
                 place = offset - start
-                rows = data[place + first * nbytes : place + stop * nbytes]
-                arrays.append(void_rows(rows, attribute))
-        return Parts(attribute, np.array(firsts, np.int64), arrays)
+                items = data[place + first * nbytes : place + stop * nbytes]
+                arrays.append(void_items(items, region))
+        return Parts(region, np.array(firsts, np.int64), arrays)
 
 
 class Holder(ABC):
     """What holds bytes of one object: memory, or a file on this machine."""
 
-    def __init__(self, objects: Objects, index: int) -> None:
+    def __init__(self, objects: Objects, index: int, directory: Directory | None) -> None:
+        """`directory`: what is known already; it must be where the commit says no layout."""
         self._objects = objects
         self._index = index
         self._stored = objects.stored(index)
-        self._layout = self._stored.layout
-        self._checksums: Checksums | None = None
+        layout = self._stored.layout if directory is None else directory.layout
+        assert isinstance(layout, ObjectLayout)
+        self.layout = layout
+        self._checksums = None if directory is None else directory.checksums
 
     @abstractmethod
     def _fetch(self, blocks: Rows, stop: threading.Event, *, with_table: bool) -> None:
-        """Put blocks, by place in the checksum table, and the table here, as they come."""
+        """Put blocks, by place among the checksums, and the directory here, as they come."""
 
     @abstractmethod
     def _table_bytes(self) -> Buffer | None:
-        """The checksum table as it lies here, if it does."""
+        """The directory as it lies here, if it does."""
 
     @abstractmethod
     def _views(self, blocks: Rows) -> list[memoryview]:
@@ -119,7 +122,7 @@ class Holder(ABC):
         if self._checksums is None:
             table = self._table_bytes()
             assert table is not None
-            self._checksums = Checksums(self._objects, self._index, table)
+            self._checksums = Checksums(self._objects, self._index, self.layout, table)
         return self._checksums
 
     def _wrong(self, blocks: Rows) -> Rows:

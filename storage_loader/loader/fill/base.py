@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from ...process import cached_property
 from ..order import Rows
 from .memory import Memory
-from .parts import Array, Parts, Sorted
+from .parts import Array, Sorted
 
-Field = Callable[[int, "Memory | None"], Array]
-"""Makes one attribute of batch i, in the memory given or, where that is None, in new memory."""
+Field = Callable[[int, "Memory | None"], Any]
+"""Makes one field of batch i, in the memory given or, where that is None, in new memory."""
 
 
 class Filler(Protocol):
@@ -23,8 +23,10 @@ class Filler(Protocol):
     def nbytes(self, rows: int) -> int:
         """Bytes of memory for the field of a batch of so many rows, at most."""
 
-    def field(self, parts: Parts | None, asked: Asked) -> Field:
-        """For all batches that are `asked` for. `parts` has their rows; None: they have no bytes.
+    def fields(self, parts: Any, asked: Asked) -> Mapping[str, Field]:
+        """By name, for all batches that are `asked` for.
+
+        `parts`, of the kind's own type, has their rows; None: they have no bytes.
 
         What costs less for many batches at once is done here, the rest batch by batch.
         """
@@ -41,9 +43,9 @@ class Asked:
         padding = rows < 0
         self.size = rows.shape[1]  # rows of a batch
         self.is_empty = bool(padding.all())  # there is nothing but padding, or nothing at all
-        self._padding: npt.NDArray[np.bool_] | None = None
+        self.padding: npt.NDArray[np.bool_] | None = None  # which rows are
         if padding.any() and not self.is_empty:
-            self._padding = padding
+            self.padding = padding
             rows = np.where(padding, rows.max(), rows)
         if numbers is not None and not self.is_empty:
             rows = _places(numbers, rows)
@@ -61,8 +63,8 @@ class Asked:
 
     def padded(self, field: Array, i: int) -> Array:
         """The field of batch i, its padding made zeros in place."""
-        if self._padding is not None:
-            field[self._padding[i]] = 0
+        if self.padding is not None:
+            field[self.padding[i]] = 0
         return field
 
 

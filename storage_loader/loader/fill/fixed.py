@@ -6,7 +6,7 @@ many batches at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -34,7 +34,10 @@ class Fixed:
     def nbytes(self, rows: int) -> int:
         return rows * self._attribute.row_nbytes
 
-    def field(self, parts: Parts | None, asked: Asked) -> Field:
+    def fields(self, parts: Parts | None, asked: Asked) -> Mapping[str, Field]:
+        return {self._attribute.name: self._field(parts, asked)}
+
+    def _field(self, parts: Parts | None, asked: Asked) -> Field:
         if parts is None or asked.is_empty:
             return self._zeros(asked)
         if self._attribute.row_nbytes >= LARGE_ROW:
@@ -81,6 +84,6 @@ class Fixed:
     def _empty(self, rows: int, memory: Memory | None) -> Array:
         attribute = self._attribute
         if memory is None:
-            return np.empty((rows, *attribute.shape), attribute.numpy_dtype)
+            return np.empty((rows, *attribute.item_shape), attribute.numpy_dtype)
         room = memory.empty(rows * attribute.row_nbytes)
-        return room.view(attribute.numpy_dtype).reshape(rows, *attribute.shape)
+        return room.view(attribute.numpy_dtype).reshape(rows, *attribute.item_shape)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...process import cached_property
-from ...schema import Attribute
+from ...schema import Region
 from ..order import Rows
 
 Array = npt.NDArray[Any]
@@ -35,13 +35,13 @@ _LEAST_PIECE = 4096  # bytes of a row's piece; smaller ones take longer to copy
 
 @dataclass(frozen=True)
 class Parts:
-    """Where rows of one attribute lie in memory.
+    """Where rows of one attribute lie in memory, or what else a region has by row.
 
     Part i holds the dataset's rows from `firsts[i]` on, contiguous, as an array of void items
     of one row each. Parts ascend, in their last rows too; there is at least one.
     """
 
-    attribute: Attribute
+    region: Region
     firsts: Rows
     arrays: Sequence[Array]
     frees_gil: bool = False  # other threads are to run while large rows are copied
@@ -63,7 +63,7 @@ class Parts:
 
         None where a loop over rows costs nothing, or numpy cannot express it.
         """
-        nbytes = self.attribute.row_nbytes
+        nbytes = self.region.item_nbytes
         _, span_nbytes = self.span
         if nbytes >= _HUGE_ROW or (span_nbytes - nbytes + 1) * nbytes >= 2**62:
             return None
@@ -82,7 +82,7 @@ class Parts:
     @cached_property
     def _shifts(self) -> Rows:
         """By part, the place in that memory of the dataset's row 0, if the part reached there."""
-        return self._addresses - self.firsts * self.attribute.row_nbytes - self.span[0]
+        return self._addresses - self.firsts * self.region.item_nbytes - self.span[0]
 
     @cached_property
     def _stops(self) -> Rows:
@@ -96,31 +96,31 @@ class Parts:
 
     def _not_here(self, rows: Rows) -> AssertionError:
         """Addresses are not checked by numpy, so a mistake of ours must end here."""
-        return AssertionError(f"rows of attribute {self.attribute.name!r} are not here: {rows}")
+        return AssertionError(f"rows of {self.region.name!r} are not here: {rows}")
 
     def places(self, rows: Rows) -> Rows:
         """Offsets of rows from `span`'s address, bytes, in the shape of `rows`."""
-        places: Rows = rows * self.attribute.row_nbytes
+        places: Rows = rows * self.region.item_nbytes
         places += self._shifts[self._parts_of(rows)]
         return places
 
     def take(self, rows: Rows, places: Rows) -> Array:
         """The rows, shape (len(rows), *shape), whose `places` are given too."""
         if self._memory is not None:
-            pieces = _pieces(self.attribute.row_nbytes, len(rows)) if self.frees_gil else 1
+            pieces = _pieces(self.region.item_nbytes, len(rows)) if self.frees_gil else 1
             if pieces == 1:
-                return _typed(self._memory[places], self.attribute)
-            nbytes = self.attribute.row_nbytes // pieces
+                return _typed(self._memory[places], self.region)
+            nbytes = self.region.item_nbytes // pieces
             starts = (places[:, None] + np.arange(pieces) * nbytes).reshape(-1)
             copied = self._items(nbytes)[starts]
-            return _typed(copied.view(self.arrays[0].dtype), self.attribute)
-        out = np.empty(len(rows) * self.attribute.row_nbytes, np.uint8)
+            return _typed(copied.view(self.arrays[0].dtype), self.region)
+        out = np.empty(len(rows) * self.region.item_nbytes, np.uint8)
         self._copy_each(rows, out)
-        return _typed(out.view(self.arrays[0].dtype), self.attribute)
+        return _typed(out.view(self.arrays[0].dtype), self.region)
 
     def take_into(self, rows: Rows, places: Rows, out: Array) -> None:
         """The same into `out`, a contiguous array of just that size."""
-        nbytes = self.attribute.row_nbytes
+        nbytes = self.region.item_nbytes
         out = out.reshape(-1).view(np.uint8)
         if self._memory is None:
             self._copy_each(rows, out)
@@ -139,7 +139,7 @@ class Parts:
     def _copy_each(self, rows: Rows, out: Array) -> None:
         parts = self._parts_of(rows)
         within = rows - self.firsts[parts]
-        each = out.reshape(len(rows), self.attribute.row_nbytes)
+        each = out.reshape(len(rows), self.region.item_nbytes)
         for i, (part, row) in enumerate(zip(parts.tolist(), within.tolist(), strict=True)):
             each[i] = self.arrays[part][row : row + 1].view(np.uint8)
 
@@ -147,7 +147,7 @@ class Parts:
         """Rows in the order that `order` was made of."""
         out = np.empty(len(order.rows), self.arrays[0].dtype)
         self.copy_sorted(order.rows, out, is_run=order.is_run)
-        return _typed(out if order.back is None else out.take(order.back), self.attribute)
+        return _typed(out if order.back is None else out.take(order.back), self.region)
 
     def copy_sorted(self, rows: Rows, out: Array, *, is_run: bool = False) -> None:
         """Copy rows that ascend, at least one, to `out`; `is_run`: they have no gaps."""
@@ -191,6 +191,11 @@ class _Memory:
         }
 
 
+def stretch(address: int, nbytes: int) -> Array:
+    """Memory as it lies, uint8, shape (nbytes,); whose it is must live as long."""
+    return np.asarray(_Memory(address, nbytes, 1)).view(np.uint8)
+
+
 class Sorted:
     """Rows in ascending order, and the way back."""
 
@@ -212,10 +217,10 @@ class Sorted:
         )
 
 
-def _typed(items: Array, attribute: Attribute) -> Array:
-    return items.view(attribute.numpy_dtype).reshape(len(items), *attribute.shape)
+def _typed(items: Array, region: Region) -> Array:
+    return items.view(region.dtype).reshape(len(items), *region.shape)
 
 
-def void_rows(data: memoryview, attribute: Attribute) -> Array:
-    """Contiguous rows of an attribute as an array of one void item a row; of at least one byte."""
-    return np.frombuffer(data, f"V{attribute.row_nbytes}")
+def void_items(data: memoryview, region: Region) -> Array:
+    """Contiguous items of a region as an array of one void item each; of at least one byte."""
+    return np.frombuffer(data, f"V{region.item_nbytes}")

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...schema import Schema
 from ..order import Rows
 from .parts import Array, Parts
+from .ragged import RaggedParts
 
 
 @dataclass(frozen=True)
 class Ready:
     """Rows in memory, by attribute that has bytes. Holds what it refers to."""
 
-    parts: Mapping[str, Parts]
+    parts: Mapping[str, Parts | RaggedParts]
     numbers: Rows | None = None  # rows in order, which `parts` counts from 0; None: as the dataset
 
 
 class Copies:
     """Memory for rows of all attributes, which ascend, each once; filled part by part."""
 
-    def __init__(self, schema: Schema, numbers: Rows) -> None:
+    def __init__(self, schema: Schema, numbers: Rows, counts: Mapping[str, Rows] = {}) -> None:
+        """`counts`: by attribute whose rows have no fixed size, the items of each row."""
         self._schema = schema
         self._numbers = numbers
         self._arrays = {
-            a.name: np.empty(len(numbers), f"V{a.row_nbytes}") for a in schema if a.row_nbytes
+            a.name: np.empty(len(numbers), f"V{a.row_nbytes}")
+            for a in schema
+            if a.row_nbytes and not a.is_variable
+        }
+        self._stops = {name: np.cumsum(some) for name, some in counts.items()}  # items
+        self._values = {
+            name: np.empty(int(stops[-1]) * schema[name].item_nbytes, np.uint8)
+            for name, stops in self._stops.items()
+            if len(stops)
         }
 
     @contextmanager
     def part(self, places: Rows) -> Iterator[dict[str, Array]]:
-        """By attribute, what the rows at these places, which ascend, are written to."""
+        """By attribute of fixed size, what the rows at these places, which ascend, go to."""
         first, count = int(places[0]), len(places)
         if places[-1] - first == count - 1:
             yield {name: array[first : first + count] for name, array in self._arrays.items()}
@@ -43,12 +54,47 @@ class Copies:
         for name, rows in scattered.items():
             self._arrays[name][places] = rows
 
+    def put(self, name: str, places: Rows, span: Span, view: View) -> None:
+        """Copy the items of rows of one attribute, at least one row.
+
+        `span`: where they lie among the values of their object; `view` shows bytes of these.
+        """
+        nbytes = self._schema[name].item_nbytes
+        out, stops = self._values[name].data, self._stops[name][places] * nbytes
+        starts = stops - (span.stops - span.starts) * nbytes
+        cuts = np.flatnonzero((span.starts[1:] != span.stops[:-1]) | (starts[1:] != stops[:-1]))
+        firsts, lasts = np.append(0, cuts + 1), np.append(cuts, len(places) - 1)
+        origins = (span.starts[firsts] * nbytes).tolist()
+        pairs = zip(origins, starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
+        for origin, start, stop in pairs:
+            if start < stop:
+                out[start:stop] = view(origin, origin + stop - start)
+
     def ready(self) -> Ready:
         """All rows, once they are copied."""
         first = np.zeros(1, np.int64)
-        parts = {
-            name: Parts(self._schema[name], first, [array], frees_gil=True)
+        parts: dict[str, Parts | RaggedParts] = {
+            name: Parts(self._schema[name].regions[0], first, [array], frees_gil=True)
             for name, array in self._arrays.items()
             if len(array)
         }
+        for name, values in self._values.items():
+            ends = self._stops[name].view("V8")
+            parts[name] = RaggedParts(self._schema[name], first, [ends], [values])
         return Ready(parts, self._numbers)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where rows of one attribute lie among the values of their object, items: one each a row."""
+
+    starts: Rows
+    stops: Rows
+
+    def some(self, chosen: Any) -> Span:
+        """Those that a slice or a mask chooses."""
+        return Span(self.starts[chosen], self.stops[chosen])
+
+
+View = Callable[[int, int], memoryview]
+"""Shows bytes start to end of a region in an object."""

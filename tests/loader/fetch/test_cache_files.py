@@ -297,7 +297,7 @@ def test_a_wrong_table_is_an_error_and_never_good(
     for index in (False, True):
         alter(monkeypatch, wrong)
         for _ in range(2):
-            with pytest.raises(ChecksumError, match="the checksum table differs"):
+            with pytest.raises(ChecksumError, match="the directory differs"):
                 read(one_object, cache_dir, range(400), index=index)
         alter(monkeypatch, lambda key, start, data: None)
         read(one_object, cache_dir, range(400), index=index)

@@ -16,7 +16,7 @@ from storage_loader import Attribute
 from storage_loader.loader.fill.fixed import LARGE_ROW
 from storage_loader.loader.fill.gather import gathered
 from storage_loader.loader.fill.memory import AlignedMemory
-from storage_loader.loader.fill.parts import Parts, void_rows
+from storage_loader.loader.fill.parts import Parts, void_items
 from storage_loader.loader.fill.ready import Copies, Ready
 from storage_loader.schema import Schema
 from tests.support.rows import ROW, assert_rows, make
@@ -55,10 +55,10 @@ def parts_of(
             rows = make(range(starts[i], starts[i + 1]), [a])[a.name]
             nbytes = rows.nbytes
             memory[offset : offset + nbytes] = rows.reshape(-1).view(np.uint8)
-            arrays[i] = void_rows(memoryview(memory)[offset : offset + nbytes], a)
+            arrays[i] = void_items(memoryview(memory)[offset : offset + nbytes], a.regions[0])
             offset += nbytes + 7
         arrays_in_order = [arrays[i] for i in range(len(lengths))]
-        parts[a.name] = Parts(a, starts[:-1], arrays_in_order, frees_gil)
+        parts[a.name] = Parts(a.regions[0], starts[:-1], arrays_in_order, frees_gil)
     return Ready(parts)
 
 
@@ -248,7 +248,7 @@ def test_a_row_of_no_part_is_an_error(nbytes: int, wrong: str, among: int, many:
     count = 3
     ready = parts_of(schema, [count, count], [1, 0], 100)
     [part] = ready.parts.values()
-    gap = Parts(part.attribute, np.array([100, 110]), part.arrays)  # rows 100 to 103, 110 to 113
+    gap = Parts(part.region, np.array([100, 110]), part.arrays)  # rows 100 to 103, 110 to 113
     row = {"before": 99, "after": 113, "far after": 10**15, "in a gap": 105, "far before": 0}[wrong]
     rows = np.resize([100, 101, 102, 110, 111, 112], 64 if many else 4)
     list(gathered(schema, Ready({"a": gap}), rows[None]))

@@ -1,0 +1,1 @@
+"""`storage_loader.cli`: the command line."""
