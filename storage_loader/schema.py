@@ -211,8 +211,8 @@ def _row_shape(shape: object, name: str) -> tuple[int | None, ...]:
     first, *rest = axes or (1,)
     if any(axis is None or _is_whole(axis, -1) for axis in rest) or _is_whole(first, -1):
         raise SchemaError(
-            f"attribute {name!r}: shape {shown(axes)}: only the first axis may differ by row, "
-            "and that one is None"
+            f"attribute {name!r}: shape {shown(axes)}: the first axis is None where rows differ in "
+            "length; every other one is a whole number from 0 up"
         )
     if not all(axis is None or _is_whole(axis) for axis in axes):
         raise SchemaError(

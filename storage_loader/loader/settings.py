@@ -146,12 +146,22 @@ def check_pad(pad: Mapping[str, Pad], schema: Schema) -> None:
                 f"pad: rows of attribute {name!r} are {attribute.dtype} {attribute.shape}, not "
                 "numbers that differ in length"
             )
-        try:
-            exact = np.asarray(how.value).astype(attribute.numpy_dtype) == how.value
-            is_right = bool(np.all(exact | (np.asarray(how.value) != how.value)))
-        except (TypeError, ValueError, OverflowError):
-            is_right = False
-        if not is_right:
+        if not _holds(attribute.numpy_dtype, how.value):
             raise ConfigError(
                 f"pad: value {shown(how.value)} for attribute {name!r} is no {attribute.dtype}"
             )
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    """Whether a number is one of this dtype; a float may become a narrower one."""
+    if not isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
+        return False
+    is_whole = dtype.kind in "iub"
+    if value != value or value in (float("inf"), -float("inf")):
+        return not is_whole
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            held = np.asarray(value).astype(dtype)
+            return bool(held == value) if is_whole else bool(np.isfinite(held))
+    except (TypeError, ValueError, OverflowError):
+        return False

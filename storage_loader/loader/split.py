@@ -41,8 +41,11 @@ def split(
         raise ConfigError(f"by {shown(by)}: the name of an attribute")
     else:
         dataset = Dataset(config, attributes=[by], version=version)
-        if dataset.spec[by].shape:
-            raise ConfigError(f"by {by!r}: rows of shape {dataset.spec[by].shape} are no classes")
+        if dataset.spec[by].shape or dataset.spec[by].is_text:
+            raise ConfigError(
+                f"by {by!r}: rows of {dataset.spec[by].dtype} {dataset.spec[by].shape} are no "
+                "classes, which are numbers of shape ()"
+            )
         num_rows, classes = dataset.num_rows, dataset[:][by]
     among = make_subset(subset, num_rows)
     rows = np.sort(among.to_dataset(np.arange(among.num_rows)))

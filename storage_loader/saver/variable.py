@@ -23,9 +23,9 @@ def as_ragged(value: Any, attribute: Attribute) -> Ragged:
     `value`: a list or tuple of arrays, tensors or lists, one a row; `(values, lengths)`, all rows
     one after another and the items of each; a `Ragged`; an array or tensor of rows of one length;
     an array of objects; a nested tensor of torch; a `RaggedTensor`; lists of pyarrow; a pandas
-    column of any of these. A tuple is taken for `(values, lengths)` where it holds two arrays or
-    tensors, the first of the items' shape, the second of integers from 0 up that sum to the
-    first's length; a list never is. Raises `SchemaError`.
+    column of any of these. A tuple of two arrays or tensors is `(values, lengths)` where the first
+    has the items' shape and the second holds integers from 0 up, which sum to the first's length;
+    a list never is. Where both would be two rows, too, it is refused. Raises `SchemaError`.
     """
     rows = _whole(value, attribute)
     if rows is None:
@@ -64,11 +64,16 @@ def given_ragged(value: object, attribute: Attribute) -> Ragged | None:
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
         return None
     if lengths.sum() != len(values):
-        if values.ndim == 1:
-            return None  # two rows
         raise SchemaError(
-            f"attribute {attribute.name!r}: lengths sum to {lengths.sum()}, but there are "
-            f"{len(values)} values"
+            f"attribute {attribute.name!r}: a tuple of two arrays is (values, lengths); these "
+            f"lengths sum to {lengths.sum()}, but there are {len(values)} values. Two rows are "
+            "given as a list"
+        )
+    if len(lengths) == 2 and values.ndim == 1:
+        raise SchemaError(
+            f"attribute {attribute.name!r}: a tuple of two arrays, of {len(values)} and 2 items, "
+            "may be (values, lengths) or two rows; give Ragged.of_lengths(values, lengths), or the "
+            "rows as a list"
         )
     return Ragged.of_lengths(values, lengths)
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,12 +43,14 @@ class System:
 
 def replaced_in_two_steps(source: Any, target: Any) -> None:
     os.unlink(target)
+    time.sleep(0.002)  # so that a reader on a busy machine comes between the two
     os.rename(source, target)
 
 
 def written_in_place(source: Any, target: Any) -> None:
     body = Path(source).read_bytes()
     Path(target).write_bytes(body[:100])
+    time.sleep(0.002)
     Path(target).write_bytes(body)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save, split
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     ConfigError,
@@ -834,3 +834,37 @@ def test_one_loader_iterated_by_several_threads(hundred: DataConfig) -> None:
     for thread in threads:
         thread.join()
     assert [results[place] for place in range(4)] == expected
+
+
+TOKENS = [("tokens", "int16", (None,)), ("half", "float32", (None,)), ("caption", "str")]
+
+
+@pytest.mark.parametrize(
+    ("pad", "text"),
+    [
+        ({"tokens": 0.5}, "value 0.5 for attribute 'tokens' is no int16"),
+        ({"tokens": 70_000}, "value 70000 for attribute 'tokens' is no int16"),
+        ({"tokens": float("nan")}, "value nan for attribute 'tokens' is no int16"),
+        ({"tokens": "x"}, "value 'x' for attribute 'tokens' is no int16"),
+        ({"tokens": np.zeros(2)}, "for attribute 'tokens' is no int16"),
+        ({"half": 1e300}, "value 1e\\+300 for attribute 'half' is no float32"),
+        ({"caption": ""}, "rows of attribute 'caption' are str"),
+        (5, "pad 5: a dict of attribute to value"),
+    ],
+)
+def test_a_value_that_pads_nothing_is_refused(memory: dict[str, str], pad: Any, text: str) -> None:
+    the_config = DataConfig("padded", TOKENS, **memory)
+    save(the_config, {"tokens": [[1], [2, 3]], "half": [[], [0.5]], "caption": ["a", "b"]})
+    with pytest.raises(ConfigError, match=text):
+        DataLoader(the_config, 2, pad=pad).open()
+    [batch] = DataLoader(the_config, 2, pad={"half": 0.1, "tokens": np.int64(-1)})
+    assert batch["tokens"].tolist() == [[1, -1], [2, 3]]
+    assert batch["half"].tolist() == [[np.float32(0.1)], [0.5]]
+
+
+def test_text_is_no_class_to_split_by(memory: dict[str, str]) -> None:
+    the_config = DataConfig("split", TOKENS, **memory)
+    save(the_config, {"tokens": [[1]], "half": [[]], "caption": ["a"]})
+    for name in ("caption", "tokens"):
+        with pytest.raises(ConfigError, match=f"by '{name}': rows of .* are no classes"):
+            split(the_config, [1.0], by=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -76,18 +77,33 @@ def test_no_rows(value: object, shape: tuple[int | None, ...]) -> None:
 def test_rows_without_values() -> None:
     assert taken([[], []], "int32", (None,)) == [[], []]
     assert taken(np.zeros((2, 0), np.int32), "int32", (None,)) == [[], []]
-    assert taken((np.zeros(0, np.int32), np.zeros(2, np.int64)), "int32", (None,)) == [[], []]
+    assert taken((np.zeros(0, np.int32), np.zeros(3, np.int64)), "int32", (None,)) == [[], [], []]
 
 
-def test_a_tuple_of_two_arrays_is_values_and_lengths_where_they_add_up() -> None:
-    """Else it is two rows, as a list always is."""
-    one, two = np.array([4, 5, 6]), np.array([1, 2])
-    assert taken((one, two), "int32", (None,)) == [[4], [5, 6]]
-    assert taken([one, two], "int32", (None,)) == [[4, 5, 6], [1, 2]]
-    assert taken((one, two + 1), "int32", (None,)) == [[4, 5, 6], [2, 3]]
-    assert taken((one.tolist(), two.tolist()), "int32", (None,)) == [[4, 5, 6], [1, 2]]
-    assert taken((two, np.array([-1, 3])), "int32", (None,)) == [[1, 2], [-1, 3]]
-    assert taken((two * 1.0, two * 1.0), "float32", (None,)) == [[1, 2], [1, 2]]
+def test_a_tuple_of_two_arrays_is_values_and_lengths() -> None:
+    """A list is rows always, and so is a tuple where the second holds no lengths."""
+    values = np.array([4, 5, 6])
+    assert taken((values, np.array([1, 2, 0])), "int32", (None,)) == [[4], [5, 6], []]
+    assert taken((values, np.array([3])), "int32", (None,)) == [[4, 5, 6]]
+    two = [values, np.array([1, 2])]
+    assert taken(two, "int32", (None,)) == [[4, 5, 6], [1, 2]]
+    assert taken(tuple(row.tolist() for row in two), "int32", (None,)) == [[4, 5, 6], [1, 2]]
+    assert taken((values, np.array([-1, 4])), "int32", (None,)) == [[4, 5, 6], [-1, 4]]
+    assert taken((values * 1.0, values * 1.0), "float32", (None,)) == [[4, 5, 6], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [
+        ([1, 2], "may be (values, lengths) or two rows; give Ragged.of_lengths"),
+        ([2, 3], "these lengths sum to 5, but there are 3 values. Two rows are given as a list"),
+        ([1, 1, 2], "these lengths sum to 4, but there are 3 values"),
+    ],
+)
+def test_a_tuple_that_may_be_two_rows_is_refused(lengths: list[int], text: str) -> None:
+    """As `zip(*samples)` makes of two samples: what was meant nobody knows."""
+    with pytest.raises(SchemaError, match=re.escape(text)):
+        taken((np.array([4, 5, 6]), np.array(lengths)), "int32", (None,))
 
 
 def test_values_of_the_stored_dtype_are_not_copied() -> None:
@@ -96,7 +112,7 @@ def test_values_of_the_stored_dtype_are_not_copied() -> None:
 
     values = np.arange(6, dtype=np.int32)
     schema = Schema.of([("x", "int32", (None,))])
-    for value in ((values, np.array([2, 4])), values.reshape(2, 3)):
+    for value in ((values, np.array([2, 4, 0])), values.reshape(2, 3)):
         arrays, _ = as_arrays({"x": value}, schema)
         assert np.shares_memory(arrays["x"].values, values)
 
@@ -173,7 +189,7 @@ def test_a_cast_that_loses_names_row_and_value(value: object, dtype: str, text: 
         (
             (np.ones((3, 4)), np.array([1, 1])),
             (None, 4),
-            "lengths sum to 2, but there are 3 values",
+            "a tuple of two arrays is (values, lengths); these lengths sum to 2, but there are 3",
         ),
         (np.ma.masked_array([[1, 2]], [[0, 1]]), (None,), "masked values cannot be stored; fill"),
         (
@@ -198,7 +214,8 @@ def test_any_lists(rows: list[list[int]]) -> None:
     assert taken(rows, "int32", (None,)) == rows
     flat = np.array([v for row in rows for v in row], np.int32)
     lengths = np.array([len(row) for row in rows], np.int64)
-    assert taken((flat, lengths), "int32", (None,)) == rows
+    if len(rows) != 2:
+        assert taken((flat, lengths), "int32", (None,)) == rows
     assert taken(Ragged.of_lengths(flat, lengths), "int32", (None,)) == rows
     assert taken([np.array(row, ml_dtypes.bfloat16) for row in rows], "bfloat16", (None,)) == [
         np.array(row, ml_dtypes.bfloat16).tolist() for row in rows

@@ -49,8 +49,8 @@ def test_nested_tensors() -> None:
         layout=torch.jagged,
     )
     assert taken(bf16, "bfloat16", (None,)) == [[1, 1], [0]]
-    values, lengths = torch.arange(6), torch.tensor([4, 2])
-    assert taken((values, lengths), "int32", (None,)) == [[0, 1, 2, 3], [4, 5]]
+    values, lengths = torch.arange(6), torch.tensor([4, 0, 2])
+    assert taken((values, lengths), "int32", (None,)) == [[0, 1, 2, 3], [], [4, 5]]
     assert taken([torch.tensor([1, 255], dtype=torch.uint8)], "bytes") == [b"\x01\xff"]
 
 
