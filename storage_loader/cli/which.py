@@ -113,10 +113,10 @@ def _named(
         if storage is None:
             _require_in_default_storage(config, name)
         return config  # whoever opens it gets the error
-    problem = "none of them matches" if not found else "say which one"
-    raise ConfigError(
-        f"{plain!r} exists {len(named)} times, {problem}:", *map(_choice, found or named)
-    )
+    times = "once" if len(named) == 1 else f"{len(named)} times"
+    problem = "none of them matches" if len(named) > 1 else "which does not match"
+    problem = "say which one" if found else problem
+    raise ConfigError(f"{plain!r} exists {times}, {problem}:", *map(_choice, found or named))
 
 
 def _require_in_default_storage(config: DataConfig, word: str) -> None:

@@ -185,6 +185,8 @@ def test_which_one_is_said(
         assert said == f"error: 'rows' exists 2 times, say which one:{choices}"
         said = failing(monkeypatch, capsys, *command, filled, "rows", "-w", "split=val")
         assert said == f"error: 'rows' exists 2 times, none of them matches:{choices}"
+    said = failing(monkeypatch, capsys, "info", filled, "other", "-w", "split=val")
+    assert said.startswith("error: 'other' exists once, which does not match:")
     assert len(list_datasets(filled)) == 3
 
 
