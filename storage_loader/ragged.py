@@ -116,15 +116,19 @@ class Pad:
         if self.truncate and self.length is None:
             raise ConfigError("pad: truncate=True needs length=, to which longer rows are cut")
 
-    def width(self, lengths: Offsets) -> int:
-        """Items of each padded row, for rows of these lengths; raises `LoaderError`."""
+    def width(self, lengths: Offsets, name: str = "") -> int:
+        """Items of each padded row, for rows of these lengths.
+
+        Raises `LoaderError`, which says the attribute's `name`.
+        """
         longest = int(lengths.max(initial=0))
         if self.length is None:
             return -(-longest // self.multiple_of) * self.multiple_of
         if longest > self.length and not self.truncate:
+            whose = f"attribute {name!r}: " if name else ""
             raise LoaderError(
-                f"row {int(lengths.argmax())} of the batch has {longest} items, pad says length "
-                f"{self.length}; give truncate=True to cut it, or a larger length"
+                f"{whose}row {int(lengths.argmax())} of the batch has {longest} items, pad says "
+                f"length {self.length}; give truncate=True to cut it, or a larger length"
             )
         return -(-self.length // self.multiple_of) * self.multiple_of
 

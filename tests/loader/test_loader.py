@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, save, split
+from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, Pad, save, split
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import (
     ConfigError,
@@ -857,6 +857,8 @@ def test_a_value_that_pads_nothing_is_refused(memory: dict[str, str], pad: Any, 
     save(the_config, {"tokens": [[1], [2, 3]], "half": [[], [0.5]], "caption": ["a", "b"]})
     with pytest.raises(ConfigError, match=text):
         DataLoader(the_config, 2, pad=pad).open()
+    with pytest.raises(LoaderError, match=r"^attribute 'tokens': row 1 of the batch has 2 items"):
+        list(DataLoader(the_config, 2, pad={"tokens": Pad(0, length=1)}))
     [batch] = DataLoader(the_config, 2, pad={"half": 0.1, "tokens": np.int64(-1)})
     assert batch["tokens"].tolist() == [[1, -1], [2, 3]]
     assert batch["half"].tolist() == [[np.float32(0.1)], [0.5]]

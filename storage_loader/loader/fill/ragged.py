@@ -177,7 +177,7 @@ class PaddedRows:
 
         def dense(i: int, memory: Memory | None) -> Array:
             counts = located.counts[i]
-            width = pad.width(counts)
+            width = pad.width(counts, attribute.name)
             room = _room(len(counts) * width * item, memory)
             made = _items(room, attribute).reshape(len(counts), width, *attribute.item_shape)
             made[...] = pad.value  # raises where it is none of the dtype
