@@ -69,7 +69,7 @@ def given_ragged(value: object, attribute: Attribute) -> Ragged | None:
             f"lengths sum to {lengths.sum()}, but there are {len(values)} values. Two rows are "
             "given as a list"
         )
-    if len(lengths) == 2 and values.ndim == 1:
+    if len(lengths) == 2 and values.ndim == 1 and not attribute.is_text:
         raise SchemaError(
             f"attribute {attribute.name!r}: a tuple of two arrays, of {len(values)} and 2 items, "
             "may be (values, lengths) or two rows; give Ragged.of_lengths(values, lengths), or the "
