@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 _MARGIN = 60.0  # s before the end at which keys are asked for again ...
 _MARGIN_SHARE = 1 / 4  # ... and at most this part of what they had when they came
+_IN_VAIN = 3.0  # s in which keys that came again, though refused, are not asked for by others
 
 
 class Keys:
@@ -30,6 +32,7 @@ class Keys:
         self._place = place
         self._provider = provider
         self._held: tuple[Credentials, float] | None = None  # good until (POSIX time)
+        self._in_vain = -_IN_VAIN  # when the keys held now came instead of the same ones
         self._asking = threading.Lock()
 
     def current(self) -> Credentials:
@@ -42,8 +45,12 @@ class Keys:
     def replaced(self, refused: Credentials) -> bool:
         """Whether there are other keys than those that the server refused, which `current` gave."""
         held = self._held
+        if time.monotonic() - self._in_vain < _IN_VAIN:
+            return held is not None and held[0] != refused
         if held is not None and held[0] is refused:  # nobody has asked since
             held = self._asked_instead_of(held)
+            if held[0] == refused:
+                self._in_vain = time.monotonic()
         return held is not None and held[0] != refused
 
     def shown(self) -> S3Place:

@@ -310,6 +310,27 @@ def test_of_many_threads_one_asks() -> None:
     assert next(asked) == 2
 
 
+def test_of_many_requests_with_refused_keys_one_asks() -> None:
+    asked: list[int] = []
+
+    def same() -> Credentials:
+        asked.append(1)
+        return Credentials("key", "x")
+
+    keys = keys_of(same)
+    assert not any(keys.replaced(keys.current()) for _ in range(20))
+    assert len(asked) == 2
+
+
+def test_keys_that_came_in_vain_are_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Credentials("old", "x"), Credentials("old", "x"), Credentials("new", "x")]
+    keys = keys_of(lambda: given.pop(0))
+    assert not keys.replaced(keys.current())
+    monkeypatch.setattr("storage_loader.store.keys._IN_VAIN", 0.0)
+    assert keys.replaced(keys.current())
+    assert keys.current().access_key == "new"
+
+
 @pytest.mark.parametrize(
     ("left", "asks"), [(3600, False), (61, False), (1, False), (0, True), (-5, True), (None, False)]
 )
