@@ -4,17 +4,20 @@ A region's items are contiguous in the object; item i begins at `offset + i * it
 form blocks of about 64 KiB, the unit of checksum and of range reading. The checksums of all blocks,
 region after region in schema order, are one more contiguous array: the object's directory. Where
 rows have no fixed size, each object's regions lie elsewhere, and its directory says where before.
+The blocks of a region that is compressed lie apart from each other, and are as long as they became;
+then the directory says of every block where it lies, too.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from .codecs import MAX_CODED_NBYTES, Codec
 from .errors import FormatError
 from .process import cached_property
 from .ranges import Range
@@ -29,6 +32,10 @@ MAX_BLOCKS = 2**18  # of an object: more than the largest one has, of 32 KiB at 
 LEAST_BLOCK_NBYTES = 32 * 1024  # of a block in a column that has more than ...
 MAX_SMALL_BLOCKS = 128  # ... so many: else the blocks of a small object take more memory than it
 SMALL_COLUMN_SHARE = 64  # a column of at most 1/64 of its object is read whole with the checksums
+CODED_BLOCK_WORDS = 3  # of a directory for each block, where any is coded: checksum, start, bytes
+
+Ranges = npt.NDArray[np.int64]
+"""Bytes (start, end) of blocks: shape (n, 2)."""
 
 
 def block_items(item_nbytes: int) -> int:
@@ -38,22 +45,33 @@ def block_items(item_nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """One region in one object: `items` items of `item_nbytes` bytes from byte `offset` on."""
+    """One region in one object: `items` items of `item_nbytes` bytes from byte `offset` on.
+
+    With a `codec`, its blocks lie at `coded`, each of them coded by itself, and `offset` is where
+    the first one begins. HDF5 knows no shorter block: values that no row has follow in the last.
+    """
 
     offset: int
     items: int
     item_nbytes: int
     block_items: int
+    codec: Codec | None = None
+    coded: Ranges | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items."""
+        """Bytes of all items, decoded."""
         return self.items * self.item_nbytes
 
     @property
     def end(self) -> int:
-        """First byte after the last item."""
+        """First byte after the last item, where they are not coded."""
         return self.offset + self.nbytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all blocks as they are stored."""
+        return self.nbytes if self.coded is None else int((self.coded[:, 1] - self.coded[:, 0]).sum())
 
     @property
     def num_blocks(self) -> int:
@@ -62,7 +80,7 @@ class Column:
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of every block but the last, which may be shorter."""
+        """Bytes of every block, decoded, but the last, which may be shorter where none is coded."""
         return min(self.block_items, self.items) * self.item_nbytes
 
     @property
@@ -72,13 +90,17 @@ class Column:
 
     def block_range(self, block: int) -> Range:
         """Bytes of one block in the object."""
-        start = self.offset + block * self.block_nbytes
-        return start, min(start + self.block_nbytes, self.end)
+        start, end = self.ranges[block].tolist()
+        return start, end
 
-
-def _column_blocks(column: Column) -> npt.NDArray[np.int64]:
-    starts = column.offset + np.arange(column.num_blocks) * column.block_nbytes
-    return np.stack([starts, np.minimum(starts + column.block_nbytes, column.end)], axis=1)
+    @property
+    def ranges(self) -> Ranges:
+        """Bytes of each block in the object."""
+        if self.coded is not None:
+            return self.coded
+        starts = self.offset + np.arange(self.num_blocks) * self.block_nbytes
+        ends = np.minimum(starts + self.block_nbytes, self.end)
+        return np.stack([starts, ends], axis=1)
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,7 @@ class ObjectLayout:
     columns: Mapping[str, Column]  # by region, in schema order
     directory_offset: int
     has_places: bool = False  # the directory says where the columns lie; else the commit does
+    is_coded: bool = False  # regions may be, and the directory says where each block lies
 
     def __post_init__(self) -> None:
         figures = (self.nbytes, self.rows, self.num_checksums)
@@ -110,18 +133,38 @@ class ObjectLayout:
                     f"{column.block_nbytes} bytes; an object has at most {MAX_SMALL_BLOCKS} of an "
                     f"attribute that are below {LEAST_BLOCK_NBYTES} bytes"
                 )
-        parts = [(repr(name), c.offset, c.end) for name, c in self.columns.items() if c.nbytes]
-        parts.sort(key=lambda part: part[1:])
-        if self.num_words:  # before all columns: how many rows fit is known without their number
-            parts.insert(0, ("directory", *self.directory_range))
-        place = 1  # byte 0 belongs to HDF5
-        for name, start, end in parts:
-            if start % ALIGNMENT or start < place or end > self.nbytes:
+            if column.codec is not None and column.block_nbytes > MAX_CODED_NBYTES:
                 raise FormatError(
-                    f"object layout: {name} at bytes {start} to {end} of {self.nbytes} overlaps "
-                    f"another part, lies outside or is not on a {ALIGNMENT}-byte boundary"
+                    f"object layout: {name!r} has coded blocks of {column.block_nbytes} bytes, the "
+                    f"most are {MAX_CODED_NBYTES}"
                 )
-            place = end
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Raise `FormatError` where a part, or a coded block, lies where it cannot."""
+        parts = [("directory", np.array([self.directory_range]))] if self.num_words else []
+        for name, column in self.columns.items():
+            if column.coded is not None:
+                parts.append((f"a block of {name!r}", column.coded))
+            elif column.nbytes:
+                parts.append((repr(name), np.array([(column.offset, column.end)])))
+        if not parts:
+            return
+        ranges = np.concatenate([some for _, some in parts])
+        order = ranges[:, 0].argsort(kind="stable")
+        if self.num_words:  # before all columns: how many rows fit is known without their number
+            order = np.append(0, order[order > 0])
+        starts, ends = ranges[order].T
+        wrong = (starts % ALIGNMENT != 0) | (starts >= ends) | (ends > self.nbytes)
+        wrong |= starts < np.append(1, ends[:-1])  # byte 0 belongs to HDF5
+        if wrong.any():
+            i = int(wrong.argmax())
+            before = np.cumsum([len(some) for _, some in parts])
+            name, _ = parts[int(np.searchsorted(before, order[i], "right"))]
+            raise FormatError(
+                f"object layout: {name} at bytes {starts[i]} to {ends[i]} of {self.nbytes} "
+                f"overlaps another part, lies outside or is not on a {ALIGNMENT}-byte boundary"
+            )
 
     @classmethod
     def of(
@@ -134,13 +177,24 @@ class ObjectLayout:
         blocks: Mapping[str, int],
         directory_offset: int,
         values: Mapping[str, int] = {},
+        codecs: Mapping[str, Codec] = {},
+        coded: Mapping[str, Ranges] = {},
     ) -> ObjectLayout:
-        """From figures by region: byte offsets, items per block, and how many values there are."""
-        columns = {
-            r.name: Column(offsets[r.name], values.get(r.name, rows), r.item_nbytes, blocks[r.name])
-            for r in schema.regions
-        }
-        return cls(rows, nbytes, columns, directory_offset, schema.is_variable)
+        """From figures by region: byte offsets, items per block, and how many values there are.
+
+        `codecs` are of regions that are compressed, and `coded` says where their blocks lie.
+        """
+        columns = {}
+        for r in schema.regions:
+            items = values.get(r.name, rows)
+            codec = codecs.get(r.name) if items * r.item_nbytes else None
+            ranges = None if codec is None else coded[r.name]
+            columns[r.name] = Column(
+                offsets[r.name], items, r.item_nbytes, blocks[r.name], codec, ranges
+            )
+        return cls(
+            rows, nbytes, columns, directory_offset, schema.is_variable or bool(codecs), bool(codecs)
+        )
 
     @cached_property
     def first_checksum(self) -> Mapping[str, int]:
@@ -158,9 +212,14 @@ class ObjectLayout:
 
     @property
     def num_words(self) -> int:
-        """Entries of the directory: places, where they stand there, then checksums."""
+        """Entries of the directory: places, where they stand there, then those of blocks."""
         places = num_place_words(len(self.columns)) if self.has_places else 0
-        return places + self.num_checksums
+        return places + self.num_checksums * (CODED_BLOCK_WORDS if self.is_coded else 1)
+
+    def checksums(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Those of all blocks, of what the directory holds."""
+        first = num_place_words(len(self.columns)) if self.has_places else 0
+        return words[first : first + self.num_checksums]
 
     @property
     def directory_range(self) -> Range:
@@ -168,17 +227,23 @@ class ObjectLayout:
         start = self.directory_offset
         return start, start + self.num_words * WORD_NBYTES
 
-    def words(self, checksums: Sequence[int]) -> list[int]:
+    def words(self, checksums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """What the directory holds, for the checksums of all blocks."""
         if not self.has_places:
-            return [*checksums]
-        places = [(c.offset, c.items, c.nbytes) for c in self.columns.values()]
-        return [0, *(figure for place in places for figure in place), *checksums]
+            return checksums
+        figures = [0]
+        for column in self.columns.values():
+            figures += [column.offset, column.items, column.stored_nbytes]
+        parts = [np.array(figures, np.uint64), checksums]
+        if self.is_coded:
+            starts, ends = self.block_ranges.T
+            parts += [starts.astype(np.uint64), (ends - starts).astype(np.uint64)]
+        return np.concatenate(parts)
 
     @cached_property
-    def block_ranges(self) -> npt.NDArray[np.int64]:
+    def block_ranges(self) -> Ranges:
         """Bytes (start, end) of each block by its place among the checksums: shape (n, 2)."""
-        ranges = [_column_blocks(column) for column in self.columns.values() if column.num_blocks]
+        ranges = [column.ranges for column in self.columns.values() if column.num_blocks]
         return np.concatenate(ranges) if ranges else np.empty((0, 2), np.int64)
 
     def all_blocks(self, name: str) -> slice:
@@ -213,12 +278,14 @@ class Outline:
     nbytes: int
     directory_range: Range
     blocks: Mapping[str, int]  # by region, items per block
+    codecs: Mapping[str, Codec] = field(default_factory=dict)  # by region that has one
 
     @property
     def num_checksums(self) -> int:
         """Blocks of all columns."""
         start, end = self.directory_range
-        return (end - start) // WORD_NBYTES - num_place_words(len(self.blocks))
+        words = (end - start) // WORD_NBYTES - num_place_words(len(self.blocks))
+        return words // CODED_BLOCK_WORDS if self.codecs else words
 
     def layout(self, schema: Schema, directory: memoryview) -> ObjectLayout:
         """What the directory says; raises `FormatError` where that cannot be.
@@ -228,41 +295,79 @@ class Outline:
         """
         words = np.frombuffer(directory, "<u8")
         regions = schema.regions
-        places = words[: num_place_words(len(regions))].tolist()
-        if len(places) < num_place_words(len(regions)):
+        num_places = num_place_words(len(regions))
+        if len(words) < num_places:
             raise FormatError(f"object directory: {len(words)} entries are too few")
-        requires, *figures = places
+        if (words[1:num_places] > MAX_OBJECT_NBYTES).any():
+            most = words[1:num_places].max()
+            raise FormatError(f"object directory: {most} is larger than any object")
+        requires, *figures = words[:num_places].tolist()
         if requires:
             raise FormatError(
                 f"object directory: it needs what this version of storage_loader does not know "
                 f"({requires:#x}): upgrade it"
             )
-        if max(figures) > MAX_OBJECT_NBYTES:
-            raise FormatError(f"object directory: {max(figures)} is larger than any object")
-        offsets, items, nbytes = figures[::3], figures[1::3], figures[2::3]
-        for region, count, size in zip(regions, items, nbytes, strict=True):
-            if size != count * region.item_nbytes or (
-                region.role != "values" and count != self.rows
-            ):
+        counts = {r.name: count for r, count in zip(regions, figures[1::3], strict=True)}
+        for region in regions:
+            if region.role != "values" and counts[region.name] != self.rows:
                 raise FormatError(
-                    f"object directory: {region.name!r} has {count} items in {size} bytes, in an "
+                    f"object directory: {region.name!r} has {counts[region.name]} items, in an "
                     f"object of {self.rows} rows"
                 )
-        names = [region.name for region in regions]
+            if counts[region.name] * region.item_nbytes > MAX_OBJECT_NBYTES:
+                raise FormatError(
+                    f"object directory: {region.name!r} has {counts[region.name]} items; decoded "
+                    f"they are more than {MAX_OBJECT_NBYTES} bytes"
+                )
         made = ObjectLayout.of(
             schema,
             rows=self.rows,
             nbytes=self.nbytes,
-            offsets=dict(zip(names, offsets, strict=True)),
+            offsets={r.name: offset for r, offset in zip(regions, figures[::3], strict=True)},
             blocks=self.blocks,
             directory_offset=self.directory_range[0],
-            values=dict(zip(names, items, strict=True)),
+            values=counts,
+            codecs=self.codecs,
+            coded=self._coded(schema, counts, words[num_places:]),
         )
         if made.num_words != len(words):
             raise FormatError(
                 f"object directory: {len(words)} entries, the object needs {made.num_words}"
             )
+        for (name, column), nbytes in zip(made.columns.items(), figures[2::3], strict=True):
+            if column.stored_nbytes != nbytes:
+                raise FormatError(
+                    f"object directory: {name!r} has {column.items} items in {nbytes} bytes"
+                )
+        if made.is_coded and (made.words(made.checksums(words)) != words).any():
+            raise FormatError("object directory: what it says of blocks is not what it says of all")
         return made
+
+    def _coded(
+        self, schema: Schema, counts: Mapping[str, int], words: npt.NDArray[np.uint64]
+    ) -> dict[str, Ranges]:
+        """Where the blocks of regions lie that have a codec, as the directory has it."""
+        if not self.codecs:
+            return {}
+        if len(words) % CODED_BLOCK_WORDS or (words[len(words) // 3 :] > MAX_OBJECT_NBYTES).any():
+            raise FormatError("object directory: blocks that lie outside of any object")
+        _, starts, sizes = words.reshape(CODED_BLOCK_WORDS, -1).astype(np.int64)
+        ranges: dict[str, Ranges] = {}
+        place = 0
+        for region in schema.regions:
+            column = Column(0, counts[region.name], region.item_nbytes, self.blocks[region.name])
+            stop = place + column.num_blocks
+            some = np.stack([starts[place:stop], starts[place:stop] + sizes[place:stop]], axis=1)
+            if len(some) < column.num_blocks:
+                raise FormatError(f"object directory: {len(words)} entries of blocks are too few")
+            if region.name in self.codecs:
+                if (sizes[place:stop] > column.block_nbytes).any():
+                    raise FormatError(
+                        f"object directory: a block of {region.name!r} has more bytes than its items"
+                    )
+                ranges[region.name] = some
+            place = stop
+        return ranges
 
 
 def misfits(

@@ -1,6 +1,23 @@
 """HDF5 object bytes; the only package that imports h5py, and it knows no store."""
 
 from .check import header_problems
-from .template import DIRECTORY, Template, capacity, most_overhead, template
+from .template import (
+    DIRECTORY,
+    CodedRegion,
+    Template,
+    capacity,
+    coded_template,
+    most_overhead,
+    template,
+)
 
-__all__ = ["DIRECTORY", "Template", "capacity", "header_problems", "most_overhead", "template"]
+__all__ = [
+    "DIRECTORY",
+    "CodedRegion",
+    "Template",
+    "capacity",
+    "coded_template",
+    "header_problems",
+    "most_overhead",
+    "template",
+]

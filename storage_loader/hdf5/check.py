@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..codecs import Codec
 from ..layout import ObjectLayout
 from ..schema import Schema
-from .template import LEAST_HEADER, Template, template
+from .template import LEAST_HEADER, CodedRegion, Template, coded_template, template
 
 _PERHAPS = "HDF5 may show other rows than this library gives"
 
@@ -25,9 +26,11 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     if len(header) < LEAST_HEADER * len(schema):  # a template of that many takes seconds
         return [("", elsewhere)]
     values = tuple(layout.columns[r.name].items for r in schema.regions if r.role == "values")
-    made = template(
-        schema, layout.rows, values, tuple(c.block_items for c in layout.columns.values())
-    )
+    blocks = tuple(c.block_items for c in layout.columns.values())
+    if layout.is_coded:
+        made = coded_template(schema, layout.rows, values, *_coded(layout), blocks)
+    else:
+        made = template(schema, layout.rows, values, blocks)
     if _figures(made.layout) != _figures(layout):
         return [("", elsewhere)]
     expected = b"".join(piece for _, piece in made.pieces)
@@ -37,11 +40,22 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     return [(name, what.format(offset)) for name, offset in _differing(made, expected, header)]
 
 
+def _coded(layout: ObjectLayout) -> tuple[dict[str, CodedRegion], dict[str, Codec]]:
+    """What was told HDF5 of regions that are compressed; and their codecs, also without bytes."""
+    coded = {
+        name: CodedRegion(column.codec, tuple((column.coded[:, 1] - column.coded[:, 0]).tolist()))
+        for name, column in layout.columns.items()
+        if column.codec is not None and column.coded is not None
+    }
+    return coded, {name: region.codec for name, region in coded.items()}
+
+
 def _figures(layout: ObjectLayout) -> tuple[int, ...]:
     """All that HDF5 knows of a layout."""
     offsets = (c.offset if c.nbytes else 0 for c in layout.columns.values())
     directory = layout.directory_offset if layout.num_words else 0
-    return (layout.rows, layout.nbytes, layout.num_words, directory, *offsets)
+    blocks = layout.block_ranges.reshape(-1).tolist() if layout.is_coded else ()
+    return (layout.rows, layout.nbytes, layout.num_words, directory, *offsets, *blocks)
 
 
 def _differing(made: Template, expected: bytes, header: bytes) -> list[tuple[str, int]]:

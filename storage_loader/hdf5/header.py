@@ -3,18 +3,27 @@
 HDF5 1.10 to 1.14 write version 4 of the message that says where a contiguous dataset lies, HDF5 2
 writes version 3. Both mean the same, all of them read both, and nothing else differs: so version 4
 it is. Only what was just written is changed here, never what was read from storage.
+
+A filter's message holds the filter's name where the process happens to have that filter, and none
+where it has not: so datasets are made with stand-ins, which every HDF5 library has and nothing
+applies, and the message of as many bytes is put in their place.
 """
 
 from __future__ import annotations
 
 import struct
 
+from ..codecs import Filters
 from ..errors import FormatError
 
 LAYOUT_VERSION = 4
+DEFLATE = 1  # the filter that stands in for others
 
 _SIGNATURE = b"OHDR\2"
-_LAYOUT = 8  # the message's type
+_LAYOUT, _PIPELINE = 8, 11  # types of messages
+_PIPELINE_VERSION = 2
+_OPTIONAL = 1  # flag of a filter
+_NAMED = 256  # filters from this number on may have a name in the message
 _TIMES, _PHASES, _ORDERED = 0x20, 0x10, 0x04  # flags: what else a header holds
 _CHECKSUM_NBYTES = 4
 _LEAST_NBYTES = 64  # of a dataset's header
@@ -25,24 +34,51 @@ def settled(header: bytes, version: int = LAYOUT_VERSION) -> bytes:
 
     Raises `FormatError` where it is not the one chunk of version 2 that HDF5 makes here.
     """
-    place = _layout_message(header)
-    if header[place] == version:
-        return header
-    body = header[:place] + bytes([version]) + header[place + 1 : -_CHECKSUM_NBYTES]
+    place, _ = _message(header, _LAYOUT)
+    return header if header[place] == version else _changed(header, place, bytes([version]))
+
+
+def stand_ins(filters: Filters) -> list[int]:
+    """How many values each of some stand-ins has, so that their message is as long as that of
+    `filters`, of which at most one may have a name."""
+    named = sum(number >= _NAMED for number, _ in filters)
+    values = sum(len(some) for _, some in filters)  # at least one
+    return [values - named, *[0] * (len(filters) + named - 1)]
+
+
+def filtered(header: bytes, filters: Filters) -> bytes:
+    """A dataset's object header with these filters instead of their stand-ins.
+
+    Raises `FormatError` where it is not of the form that HDF5 makes here.
+    """
+    message = struct.pack("<BB", _PIPELINE_VERSION, len(filters))
+    for number, values in filters:
+        name = b"" if number < _NAMED else struct.pack("<H", 0)
+        message += struct.pack("<H", number) + name
+        message += struct.pack(f"<HH{len(values)}I", _OPTIONAL, len(values), *values)
+    place, nbytes = _message(header, _PIPELINE)
+    if nbytes != len(message):
+        raise FormatError("HDF5 made a dataset's filters of another form; its version is too new")
+    return _changed(header, place, message)
+
+
+def _changed(header: bytes, place: int, part: bytes) -> bytes:
+    """With other bytes at a place, and the checksum right."""
+    body = header[:place] + part + header[place + len(part) : -_CHECKSUM_NBYTES]
     return body + struct.pack("<I", lookup3(body))
 
 
-def _layout_message(header: bytes) -> int:
-    """The place of its layout message, which begins with its version."""
+def _message(header: bytes, kind: int) -> tuple[int, int]:
+    """Place and bytes of its message of a kind, which begins with its version."""
     if header.startswith(_SIGNATURE) and len(header) > _LEAST_NBYTES:
         flags = header[5]
         place = 6 + (16 if flags & _TIMES else 0) + (4 if flags & _PHASES else 0)
         place += 1 << (flags & 3)  # the chunk's size
         overhead = 6 if flags & _ORDERED else 4
         while place + overhead < len(header) - _CHECKSUM_NBYTES:
-            kind, nbytes = struct.unpack_from("<BH", header, place)
-            if kind == _LAYOUT:
-                return place + overhead
+            found, nbytes = struct.unpack_from("<BH", header, place)
+            if found == kind:
+                return place + overhead, nbytes
             place += overhead + nbytes
     raise FormatError("HDF5 made a dataset's header of another form; its version is too new")
 

@@ -1,0 +1,274 @@
+"""How blocks of values are compressed: as standard filters of HDF5 do, but without HDF5.
+
+A coded block is what HDF5 calls a chunk, so that any HDF5 library that has the filters reads it. A
+block that coding does not make smaller is stored as it is; so a block that has as many bytes as
+its values is one of those, and decoding takes no more memory than what it is given.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+import cramjam
+import numpy as np
+
+from .errors import ConfigError, FormatError
+from .keywords import flag, nearest, reject_unknown, shown
+
+MAX_CODED_NBYTES = 2**30  # of a block's values: what the filters' headers hold
+
+_SHUFFLE = 2  # the number of HDF5's filter
+_KEYS = ("complib", "complevel", "shuffle")
+
+Filters = tuple[tuple[int, tuple[int, ...]], ...]
+"""HDF5's filters in the order of writing: the number of each, and its values."""
+
+
+class Library(Protocol):
+    """What compresses bytes."""
+
+    least: ClassVar[int]  # level
+    most: ClassVar[int]
+    usual: ClassVar[int]
+    shuffles: ClassVar[bool] = False  # it does so itself
+
+    def filter(self, codec: Codec, itemsize: int, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        """HDF5's filter for blocks of so many bytes."""
+
+    def encode(self, data: memoryview, codec: Codec, itemsize: int) -> bytes:
+        """The bytes coded."""
+
+    def decode(self, data: memoryview, out: memoryview) -> int:
+        """Decode into `out`, never beyond; how many bytes came. Raises any error."""
+
+
+class _Zlib(Library):
+    least, most, usual = 1, 9, 4
+
+    def filter(self, codec: Codec, itemsize: int, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        return 1, (codec.complevel,)
+
+    def encode(self, data: memoryview, codec: Codec, itemsize: int) -> bytes:
+        return bytes(cramjam.zlib.compress(data, codec.complevel))
+
+    def decode(self, data: memoryview, out: memoryview) -> int:
+        return int(cramjam.zlib.decompress_into(data, out))
+
+
+class _Zstd(Library):
+    least, most, usual = 1, 22, 3
+
+    def filter(self, codec: Codec, itemsize: int, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        return 32015, (codec.complevel,)
+
+    def encode(self, data: memoryview, codec: Codec, itemsize: int) -> bytes:
+        return bytes(cramjam.zstd.compress(data, codec.complevel))
+
+    def decode(self, data: memoryview, out: memoryview) -> int:
+        return int(cramjam.zstd.decompress_into(data, out))
+
+
+class _LZ4(Library):
+    """In the frame of HDF5's filter: the size of all bytes, that of a block, one block."""
+
+    least = most = usual = 1
+    _HEAD = struct.Struct(">QII")
+
+    def filter(self, codec: Codec, itemsize: int, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        return 32004, (0,)
+
+    def encode(self, data: memoryview, codec: Codec, itemsize: int) -> bytes:
+        coded = bytes(cramjam.lz4.compress_block(data, store_size=False))
+        return self._HEAD.pack(data.nbytes, data.nbytes, len(coded)) + coded
+
+    def decode(self, data: memoryview, out: memoryview) -> int:
+        start = self._HEAD.size
+        if self._HEAD.unpack_from(data) != (out.nbytes, out.nbytes, data.nbytes - start):
+            raise ValueError("its head says other sizes")
+        return int(cramjam.lz4.decompress_block_into(data[start:], out, out.nbytes))
+
+
+class _Blosc(Library):
+    """Blosc 1, with one of the libraries that it holds."""
+
+    least, most, usual = 1, 9, 5
+    shuffles = True
+    _SIZES = struct.Struct("<4xI4xI")
+    _FORMATS = 2, 2  # of HDF5's filter, and of what it writes
+
+    def __init__(self, inner: str, number: int) -> None:
+        self._inner, self._number = inner.encode(), number
+
+    def filter(self, codec: Codec, itemsize: int, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        sizes = min(itemsize, 255), nbytes
+        return 32001, (*self._FORMATS, *sizes, codec.complevel, int(codec.shuffle), self._number)
+
+    def encode(self, data: memoryview, codec: Codec, itemsize: int) -> bytes:
+        items = np.frombuffer(data, f"V{itemsize}")
+        level, shuffle = codec.complevel, int(codec.shuffle)
+        return bytes(_blosc().compress(items, self._inner, level, shuffle, 0))
+
+    def decode(self, data: memoryview, out: memoryview) -> int:
+        if self._SIZES.unpack_from(data) != (out.nbytes, data.nbytes):
+            raise ValueError("its head says other sizes")
+        return int(_blosc().decompress(data, out).nbytes)
+
+
+def _blosc() -> Any:
+    try:
+        from numcodecs import blosc  # noqa: PLC0415  optional
+    except ImportError as error:
+        raise ConfigError(
+            "compressor blosc: numcodecs is missing; install it: pip install 'storage_loader[blosc]'"
+        ) from error
+    return blosc
+
+
+_LIBRARIES: dict[str, Library] = {
+    "zlib": _Zlib(),
+    "zstd": _Zstd(),
+    "lz4": _LZ4(),
+    **{
+        f"blosc:{inner}": _Blosc(inner, number)
+        for number, inner in enumerate(("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"))
+        if inner != "snappy"  # which few builds have
+    },
+}
+COMPLIBS = tuple(_LIBRARIES)
+
+_MEANT = {  # what other libraries have, and what is nearest to it here
+    **dict.fromkeys(("gzip", "deflate", "gz"), "zlib"),
+    **dict.fromkeys(("bzip2", "bz2", "xz", "lzma", "brotli", "szip", "zstandard"), "zstd"),
+    **dict.fromkeys(("lzo", "lzf", "snappy", "lz4hc"), "lz4"),
+    **dict.fromkeys(("blosc2", "blosc2:zstd"), "blosc:zstd"),
+}
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the blocks of a region are coded: by which library, at which level, shuffled before.
+
+    To shuffle is to put the first bytes of all values together, then the second ones: where values
+    are alike, most of these are runs.
+    """
+
+    complib: str
+    complevel: int
+    shuffle: bool
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any], *, what: str = "compressor") -> Codec:
+        """From a user's dict; raises `ConfigError` or `UnknownNameError`."""
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{what}: a dict such as {{'complib': 'zstd', 'complevel': 3}}, not {shown(value)}"
+            )
+        reject_unknown(value, _KEYS, what=f"{what} key")
+        name = value.get("complib", "zstd")
+        name = "blosc:blosclz" if name == "blosc" else name
+        if not isinstance(name, str) or name not in _LIBRARIES:
+            meant = _MEANT.get(name.lower()) if isinstance(name, str) else None
+            hint = f"; {meant!r} is the nearest there is" if meant else nearest(str(name), COMPLIBS)
+            raise ConfigError(
+                f"{what}: unknown complib {shown(name)}{hint}; there are {', '.join(COMPLIBS)}"
+            )
+        library = _LIBRARIES[name]
+        level = value.get("complevel", library.usual)
+        if type(level) is not int or not library.least <= level <= library.most:
+            levels = f"from {library.least} to {library.most}"
+            levels = "1, the only one" if library.most == library.least else levels
+            raise ConfigError(f"{what}: complevel {shown(level)}: of {name} {levels}")
+        if isinstance(library, _Blosc):
+            _blosc()  # raises where it is missing
+        return cls(name, level, flag("shuffle", value.get("shuffle", True)))
+
+    @classmethod
+    def from_json(cls, value: object) -> Codec:
+        """From what `to_json` gave; `FormatError` for anything else."""
+        if isinstance(value, dict) and set(_KEYS) <= value.keys():
+            name, level, shuffle = (value[key] for key in _KEYS)
+            library = _LIBRARIES.get(name) if isinstance(name, str) else None
+            if library is None:
+                raise FormatError(
+                    f"compressed by {shown(name)}, which this version of storage_loader does not "
+                    "know: upgrade it"
+                )
+            is_level = type(level) is int and library.least <= level <= library.most
+            if is_level and type(shuffle) is bool:
+                return cls(name, level, shuffle)
+        raise FormatError(f"a codec has {', '.join(_KEYS)}, not {shown(value)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a user gives it."""
+        return asdict(self)
+
+    @property
+    def number(self) -> int:
+        """One for each codec there is; from 1 up."""
+        return 1 + 2 * (32 * COMPLIBS.index(self.complib) + self.complevel) + self.shuffle
+
+    @classmethod
+    def numbered(cls, number: int) -> Codec | None:
+        """The codec of this number; None for 0."""
+        if number == 0:
+            return None
+        rest, shuffle = divmod(number - 1, 2)
+        library, level = divmod(rest, 32)
+        return cls(COMPLIBS[library], level, bool(shuffle))
+
+    def filters(self, itemsize: int, nbytes: int) -> Filters:
+        """HDF5's filters for blocks of so many bytes, with values of `itemsize` each."""
+        library = _LIBRARIES[self.complib]
+        coding = library.filter(self, itemsize, nbytes)
+        return ((_SHUFFLE, (itemsize,)), coding) if self._shuffles(itemsize) else (coding,)
+
+    def encode(self, values: memoryview, itemsize: int) -> bytes:
+        """The values of a block, bytes, coded or as they are: never more bytes than they have."""
+        data = values
+        if self._shuffles(itemsize):
+            planes = np.frombuffer(values, np.uint8).reshape(-1, itemsize).T
+            data = np.ascontiguousarray(planes).reshape(-1).data
+        coded = _LIBRARIES[self.complib].encode(data, self, itemsize)
+        return coded if len(coded) < values.nbytes else bytes(values)
+
+    def decode(self, stored: memoryview, out: memoryview, itemsize: int) -> None:
+        """The values of a block, into `out`, bytes of just their size.
+
+        Raises `FormatError` for what is no coded block of so many bytes.
+        """
+        if stored.nbytes == out.nbytes:
+            out[:] = stored
+            return
+        library, shuffles = _LIBRARIES[self.complib], self._shuffles(itemsize)
+        room = _scratch(out.nbytes).data if shuffles else out
+        try:
+            nbytes = library.decode(stored, room)
+        except (cramjam.DecompressionError, ValueError, RuntimeError, struct.error) as error:
+            raise FormatError(f"no block that {self.complib} has coded: {error}") from error
+        if nbytes != out.nbytes:
+            raise FormatError(
+                f"a block that {self.complib} has coded has {nbytes} bytes, not {out.nbytes}"
+            )
+        if shuffles:
+            planes = np.frombuffer(room, np.uint8).reshape(itemsize, -1)
+            values = np.frombuffer(out, np.uint8).reshape(-1, itemsize)
+            for place, plane in enumerate(planes):  # three times as fast as a transposed copy
+                values[:, place] = plane
+
+    def _shuffles(self, itemsize: int) -> bool:
+        return self.shuffle and itemsize > 1 and not _LIBRARIES[self.complib].shuffles
+
+
+_kept = threading.local()
+
+
+def _scratch(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory of this thread alone, until its next call."""
+    room = getattr(_kept, "room", None)
+    if room is None or len(room) < nbytes:
+        room = _kept.room = np.empty(nbytes, np.uint8)
+    return room[:nbytes]
