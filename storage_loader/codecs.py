@@ -123,7 +123,7 @@ def _blosc() -> Any:
         from numcodecs import blosc  # noqa: PLC0415  optional
     except ImportError as error:
         raise ConfigError(
-            "compressor blosc: numcodecs is missing; install it: pip install 'storage_loader[blosc]'"
+            "compressor blosc: numcodecs is missing; pip install 'storage_loader[blosc]'"
         ) from error
     return blosc
 
@@ -161,8 +161,10 @@ class Codec:
     shuffle: bool
 
     @classmethod
-    def of(cls, value: Mapping[str, Any], *, what: str = "compressor") -> Codec:
-        """From a user's dict; raises `ConfigError` or `UnknownNameError`."""
+    def of(cls, value: Mapping[str, Any] | Codec, *, what: str = "compressor") -> Codec:
+        """From a user's dict, or itself; raises `ConfigError` or `UnknownNameError`."""
+        if isinstance(value, Codec):
+            return value
         if not isinstance(value, Mapping):
             raise ConfigError(
                 f"{what}: a dict such as {{'complib': 'zstd', 'complevel': 3}}, not {shown(value)}"
@@ -212,10 +214,8 @@ class Codec:
         return 1 + 2 * (32 * COMPLIBS.index(self.complib) + self.complevel) + self.shuffle
 
     @classmethod
-    def numbered(cls, number: int) -> Codec | None:
-        """The codec of this number; None for 0."""
-        if number == 0:
-            return None
+    def numbered(cls, number: int) -> Codec:
+        """The codec of this number."""
         rest, shuffle = divmod(number - 1, 2)
         library, level = divmod(rest, 32)
         return cls(COMPLIBS[library], level, bool(shuffle))

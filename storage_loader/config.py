@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import platformdirs
 
+from .codecs import Codec
 from .credentials import Provider
 from .errors import ConfigError, StorageLoaderError
 from .keywords import checked_keywords, redacted, reject_unknown, shown, shown_as, whole_repr
@@ -186,6 +187,14 @@ def _kind(key: object) -> str:
     return "''" if key == "" else type(key).__name__
 
 
+def _attribute_json(attribute: Attribute) -> dict[str, Any]:
+    """As in a dataset, and what only a config has."""
+    own = attribute.compressor
+    if own is None:
+        return attribute.to_json()
+    return {**attribute.to_json(), "compressor": own.to_json() if own else False}
+
+
 def canonical_json(value: object) -> bytes:
     """One byte string for each JSON value: sorted keys, no spaces, UTF-8."""
     return json.dumps(
@@ -223,7 +232,7 @@ class DataConfig:
     credentials: Provider | None = field(default=None, repr=False)
     secure: bool | None = None
     region: str | None = None
-    compressor: None = None
+    compressor: Codec | None = None
     max_object_size: int = DEFAULT_OBJECT_SIZE
     timeout: float = DEFAULT_TIMEOUT
     deadline: float = DEFAULT_DEADLINE
@@ -241,7 +250,7 @@ class DataConfig:
         credentials: Provider | None = None,
         secure: bool | None = None,
         region: str | None = None,
-        compressor: Mapping[str, Any] | None = None,
+        compressor: Codec | Mapping[str, Any] | None = None,
         max_object_size: int = DEFAULT_OBJECT_SIZE,
         timeout: float = DEFAULT_TIMEOUT,
         deadline: float = DEFAULT_DEADLINE,
@@ -251,8 +260,6 @@ class DataConfig:
                 f"dataset_name {shown(dataset_name)}: 1 to 128 letters, digits, '.', '_' and '-', "
                 "beginning with a letter or digit"
             )
-        if compressor is not None:
-            raise ConfigError("compressor: compression is not supported yet; leave it out")
         _check_object_size(max_object_size)
         url = _storage(storage, endpoint)
         _check_s3_settings(
@@ -275,7 +282,7 @@ class DataConfig:
             "credentials": credentials,
             "secure": secure,
             "region": region,
-            "compressor": None,
+            "compressor": None if compressor is None else Codec.of(compressor),
             "max_object_size": int(max_object_size),
             "timeout": _seconds("timeout", timeout, least=_LEAST_TIMEOUT),
             "deadline": _seconds("deadline", deadline, least=0),
@@ -293,6 +300,13 @@ class DataConfig:
         """The attributes as a `Schema`; None where they were left out."""
         return None if self.attributes is None else Schema(self.attributes)
 
+    def codecs(self, schema: Schema) -> dict[str, Codec]:
+        """By attribute of the stored schema that is to be compressed: how."""
+        given = {a.name: a.compressor for a in self.attributes or ()}
+        asked = {name: given.get(name) for name in schema.names}
+        found = {n: self.compressor if own is None else own for n, own in asked.items()}
+        return {name: codec for name, codec in found.items() if codec}
+
     @property
     def identity(self) -> dict[str, Any]:
         """What makes this dataset another than its neighbours, as JSON values."""
@@ -307,7 +321,9 @@ class DataConfig:
         """Everything but the secrets, as JSON text that `from_json` takes."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _UNWRITTEN}
         values["additional"] = dict(self.additional)
-        values["attributes"] = None if self.schema is None else self.schema.to_json()
+        if self.attributes is not None:
+            values["attributes"] = [_attribute_json(one) for one in self.attributes]
+        values["compressor"] = None if self.compressor is None else self.compressor.to_json()
         return json.dumps(values, indent=2, ensure_ascii=False)
 
     @classmethod

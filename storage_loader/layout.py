@@ -71,7 +71,9 @@ class Column:
     @property
     def stored_nbytes(self) -> int:
         """Bytes of all blocks as they are stored."""
-        return self.nbytes if self.coded is None else int((self.coded[:, 1] - self.coded[:, 0]).sum())
+        return (
+            self.nbytes if self.coded is None else int((self.coded[:, 1] - self.coded[:, 0]).sum())
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -193,7 +195,12 @@ class ObjectLayout:
                 offsets[r.name], items, r.item_nbytes, blocks[r.name], codec, ranges
             )
         return cls(
-            rows, nbytes, columns, directory_offset, schema.is_variable or bool(codecs), bool(codecs)
+            rows,
+            nbytes,
+            columns,
+            directory_offset,
+            schema.is_variable or bool(codecs),
+            bool(codecs),
         )
 
     @cached_property
@@ -363,7 +370,7 @@ class Outline:
             if region.name in self.codecs:
                 if (sizes[place:stop] > column.block_nbytes).any():
                     raise FormatError(
-                        f"object directory: a block of {region.name!r} has more bytes than its items"
+                        f"object directory: a block of {region.name!r} is larger than its items"
                     )
                 ranges[region.name] = some
             place = stop

@@ -7,13 +7,14 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .codecs import Codec
 from .errors import SchemaError
 from .keywords import nearest, reject_unknown, shown, whole_repr
 from .process import cached_property
@@ -37,6 +38,7 @@ TEXTS = ("bytes", "str", "json")
 END = np.dtype(np.int64)  # of a row of no fixed size: how many items there are up to its end
 
 ATTRIBUTE_KEYS = ("name", "dtype", "shape")  # in JSON
+CONFIG_KEYS = ("compressor",)  # in a config's; a dataset has none
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,126}[A-Za-z0-9_.\-]|[A-Za-z0-9_]")
 _MAX_ROW_NBYTES = 2**40  # keeps every product of the layout far below 2**63
@@ -108,19 +110,23 @@ class Attribute:
 
     An axis may be 0; (1,) stays (1,). Where the first axis is None, rows differ in length: (None,)
     for sequences of numbers, (None, 4) for some boxes each. The dtypes "bytes", "str" and "json",
-    any JSON value, have no shape. Raises `SchemaError` for a name, dtype or shape that cannot be
-    stored.
+    any JSON value, have no shape. `compressor` is for what is saved: a dict as in `DataConfig`, or
+    False where the config's is not for this attribute; it is nothing that two attributes differ by.
+    Raises `SchemaError` for a name, dtype or shape that cannot be stored, and `ConfigError` for a
+    compressor that there is not.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] = ()
+    compressor: Codec | Literal[False] | None = field(default=None, compare=False)
 
     def __init__(
         self,
         name: str,
         dtype: npt.DTypeLike | object,
         shape: int | Iterable[int | None] = (),
+        compressor: Codec | Mapping[str, Any] | Literal[False] | None = None,
     ):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
@@ -130,6 +136,9 @@ class Attribute:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "dtype", dtype_name(dtype, attribute=name))
         object.__setattr__(self, "shape", _row_shape(shape, name))
+        if compressor is not None and compressor is not False:
+            compressor = Codec.of(compressor, what=f"attribute {name!r}: compressor")
+        object.__setattr__(self, "compressor", compressor)
         if self.dtype in TEXTS and self.shape:
             raise SchemaError(
                 f"attribute {name!r}: shape {shown(self.shape)}: a row of {self.dtype} is one "
@@ -148,7 +157,8 @@ class Attribute:
 
     @whole_repr
     def __repr__(self) -> str:
-        return f"Attribute(name={self.name!r}, dtype={self.dtype!r}, shape={self.shape!r})"
+        given = "" if self.compressor is None else f", compressor={self.compressor!r}"
+        return f"Attribute(name={self.name!r}, dtype={self.dtype!r}, shape={self.shape!r}{given})"
 
     @property
     def is_text(self) -> bool:
@@ -267,7 +277,7 @@ class Schema:
         for item in value:
             if not isinstance(item, dict):
                 raise SchemaError(f"an attribute is an object, not {shown(item)}")
-            reject_unknown(item, ATTRIBUTE_KEYS, what="attribute key")
+            reject_unknown(item, (*ATTRIBUTE_KEYS, *CONFIG_KEYS), what="attribute key")
             missing = {"name", "dtype"} - set(item)
             if missing:
                 raise SchemaError(f"an attribute lacks {sorted(missing)}: {shown(item)}")
@@ -282,7 +292,7 @@ class Schema:
                     f"attribute {shown(item['name'])}: unknown dtype {shown(dtype)}"
                     f"{nearest(text, known)}"
                 )
-            attributes.append(Attribute(item["name"], item["dtype"], shape))
+            attributes.append(Attribute(item["name"], dtype, shape, item.get("compressor")))
         return cls(tuple(attributes))
 
     def to_json(self) -> list[dict[str, Any]]:

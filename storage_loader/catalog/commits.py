@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from ..codecs import Codec
 from ..config import canonical_json
 from ..errors import FormatError
 from ..keywords import shown
@@ -226,14 +227,21 @@ def in_row_order(ids: Sequence[CommitId], order: RowOrder) -> list[CommitId]:
 def _layout_json(layout: ObjectLayout | Outline) -> bytes:
     """What the commit says of it; nothing that differs from object to object."""
     if isinstance(layout, Outline):
-        return canonical_json({"blocks": dict(layout.blocks)})
-    blocks = {name: c.block_items for name, c in layout.columns.items()}
+        return _own_json(layout.blocks, layout.codecs)
+    columns = layout.columns.items()
+    blocks = {name: c.block_items for name, c in columns}
     if layout.has_places:
-        return canonical_json({"blocks": blocks})
-    offsets = {name: c.offset for name, c in layout.columns.items()}
+        return _own_json(blocks, {name: c.codec for name, c in columns if c.codec is not None})
+    offsets = {name: c.offset for name, c in columns}
     return canonical_json(
         {"blocks": blocks, "offsets": offsets, "directory": layout.directory_offset}
     )
+
+
+def _own_json(blocks: Mapping[str, int], codecs: Mapping[str, Codec]) -> bytes:
+    """Of objects whose directories say how they lie."""
+    coded = {name: codec.to_json() for name, codec in codecs.items()}
+    return canonical_json({"blocks": dict(blocks), **({"codecs": coded} if coded else {})})
 
 
 def _directories(objects: Sequence[StoredObject]) -> dict[str, list[int]]:

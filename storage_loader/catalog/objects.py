@@ -14,6 +14,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..codecs import Codec
 from ..layout import Column, ObjectLayout, Outline
 from ..schema import Schema
 
@@ -27,7 +28,8 @@ _RECORD = np.dtype(
     ]
 )
 _DIRECTORY = (("directory", "u8"), ("directory_nbytes", "u4"), ("decoded", "u8"))
-_VARIABLE = np.dtype([*_RECORD.descr, *_DIRECTORY])  # where rows have no fixed size
+_OWN = np.dtype([*_RECORD.descr, *_DIRECTORY])  # where objects say themselves how they lie
+OWN_LAYOUT = -1  # instead of the directory's offset, where each object has another
 _END = ".h5"
 _DIGITS = 6
 _KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns and 64 MiB
@@ -59,7 +61,8 @@ class StoredObjects(Sequence[StoredObject]):
     """Stored objects in order. Immutable, picklable; equals a list or tuple of equal objects.
 
     `layouts` are int64 of shape (layouts, 1 + 2 * regions): the directory's offset, then those of
-    the regions, then their block_items; offsets are 0 where rows have no fixed size. `forms` are
+    the regions, then their block_items. Where each object's own directory says how it lies, -1,
+    then the numbers of the regions' codecs, 0 for none, then their block_items. `forms` are
     the layouts with the sizes of objects that have them, int64 of shape (forms, 3): rows, nbytes,
     place in the layouts. Together they are no more than what a commit says, however many objects
     have however many attributes.
@@ -96,11 +99,11 @@ class StoredObjects(Sequence[StoredObject]):
     ) -> StoredObjects:
         """From columns of equal length that were checked; `form`: places in `forms`.
 
-        Keys are ASCII and end with `.h5`. `directories`, where rows have no fixed size, shape (3,
-        objects): the directory's offset and bytes, and the bytes of all rows.
+        Keys are ASCII and end with `.h5`. `directories`, where objects say how they lie, shape (3,
+        objects): the directory's offset and bytes, and the bytes of all rows, decoded.
         """
         stems: dict[str, int] = {}
-        records = np.empty(len(keys), _RECORD if directories is None else _VARIABLE)
+        records = np.empty(len(keys), _RECORD if directories is None else _OWN)
         parts = [_split(key) for key in keys]
         records["stem"] = [stems.setdefault(stem, len(stems)) for stem, _ in parts]
         records["number"] = [number for _, number in parts]
@@ -118,14 +121,17 @@ class StoredObjects(Sequence[StoredObject]):
         stems: dict[str, int] = {}
         layouts: dict[bytes, int] = {}
         forms: dict[bytes, int] = {}
-        dtype = _VARIABLE if schema.is_variable else _RECORD
-        records = np.empty(sum(len(part) for part in parts), dtype)
+        has_own = any(part._has_own for part in parts)
+        records = np.zeros(sum(len(part) for part in parts), _OWN if has_own else _RECORD)
         start = 0
         for part in parts:
             of_part = part._forms.copy()
             of_part[:, 2] = _places(layouts, _rows_of(part._layouts))[of_part[:, 2]]
             out = records[start : start + len(part)]
-            out[:] = part._records
+            for name in part._records.dtype.names or ():
+                out[name] = part._records[name]
+            if has_own and not part._has_own:
+                out["decoded"] = part.decoded
             out["stem"] = _places(stems, part._stems)[out["stem"]]
             out["form"] = _places(forms, _rows_of(of_part))[out["form"]]
             start += len(part)
@@ -148,9 +154,22 @@ class StoredObjects(Sequence[StoredObject]):
     @property
     def decoded(self) -> npt.NDArray[np.int64]:
         """Bytes of the rows of each object."""
-        if self._schema.is_variable:
+        if self._has_own:
             return self._records["decoded"].astype(np.int64)
         return self.rows * self._schema.row_nbytes
+
+    @property
+    def coded_regions(self) -> frozenset[str]:
+        """Names of regions that some of the objects have compressed."""
+        names = [region.name for region in self._schema.regions]
+        own = self._layouts[self._layouts[:, 0] == OWN_LAYOUT]
+        is_coded = (own[:, 1 : 1 + len(names)] != 0).any(axis=0)
+        return frozenset(name for name, coded in zip(names, is_coded, strict=True) if coded)
+
+    @property
+    def _has_own(self) -> bool:
+        """Whether any object says itself how it lies."""
+        return self._records.dtype == _OWN
 
     def key(self, index: int) -> str:
         """The key of one object, relative to the dataset."""
@@ -184,16 +203,18 @@ class StoredObjects(Sequence[StoredObject]):
     def _outline(self, form: int, directory: int, nbytes: int) -> Outline:
         rows, object_nbytes, layout = self._forms[form].tolist()
         names = [region.name for region in self._schema.regions]
-        blocks = self._layouts[layout, 1 + len(names) :].tolist()
-        place = directory, directory + nbytes
-        return Outline(rows, object_nbytes, place, dict(zip(names, blocks, strict=True)))
+        _, *figures = self._layouts[layout].tolist()
+        numbers = zip(names, figures[: len(names)], strict=True)
+        blocks = dict(zip(names, figures[len(names) :], strict=True))
+        codecs = {name: Codec.numbered(number) for name, number in numbers if number}
+        return Outline(rows, object_nbytes, (directory, directory + nbytes), blocks, codecs)
 
     def _made(self, record: tuple[int, ...]) -> StoredObject:
-        stem, number, form, checksum, directory_checksum, *place = record
+        stem, number, form, checksum, directory_checksum, *own = record
         key = self._key(stem, number)
-        if place:
-            outline = self._outline(form, *place[:2])
-            return StoredObject(key, checksum, directory_checksum, outline, place[2])
+        if own and self._layouts[self._forms[form, 2], 0] == OWN_LAYOUT:
+            outline = self._outline(form, *own[:2])
+            return StoredObject(key, checksum, directory_checksum, outline, own[2])
         layout = self._layout(form)
         decoded = layout.rows * self._schema.row_nbytes
         return StoredObject(key, checksum, directory_checksum, layout, decoded)

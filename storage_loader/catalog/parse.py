@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..codecs import Codec
 from ..errors import FormatError
 from ..keywords import shown
 from ..layout import (
     ALIGNMENT,
+    CODED_BLOCK_WORDS,
     MAX_BLOCKS,
     MAX_OBJECT_NBYTES,
     MAX_ROWS,
@@ -26,28 +28,29 @@ from ..layout import (
     num_place_words,
 )
 from ..schema import Schema
-from .objects import StoredObjects, layout_of
+from .objects import OWN_LAYOUT, StoredObjects, layout_of
 
 # A part of 200 characters is a file's name everywhere, that of a cache file too.
 _KEY = re.compile(r"objects/[A-Za-z0-9][A-Za-z0-9._-]{0,199}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.h5")
 _HEX = re.compile(r"[0-9a-f]*")
 _HEX_DIGITS = 16
 _COLUMNS = ("key", "rows", "nbytes", "checksum", "directory_checksum", "layout")
-_VARIABLE = (*_COLUMNS, "directory", "directory_nbytes", "decoded")
+_OWN = ("directory", "directory_nbytes", "decoded")
 
 Numbers = npt.NDArray[np.int64]
 
 
 def parse_objects(columns: object, layouts: object, schema: Schema, place: str) -> StoredObjects:
     """A commit's `objects` and `layouts`; raises `FormatError`, naming `place`."""
+    table = _layouts(parse_list(layouts, "layouts", place), schema, place)
     has_objects = isinstance(columns, dict) and columns.get("key") != []
-    names = _VARIABLE if schema.is_variable and has_objects else _COLUMNS
+    has_own = has_objects and bool((table[:, 0] == OWN_LAYOUT).any())
+    names = (*_COLUMNS, *_OWN) if has_own else _COLUMNS
     if not isinstance(columns, dict) or not set(names) <= set(columns):
         raise FormatError(f"{place}: 'objects' does not hold the columns {', '.join(names)}")
     lengths = {len(parse_list(columns[name], name, place)) for name in names}
     if len(lengths) > 1:
         raise FormatError(f"{place}: the columns of 'objects' differ in length")
-    table = _layouts(parse_list(layouts, "layouts", place), schema, place)
     keys = _keys(columns["key"], place)
     checksums, directory_checksums = (
         _checksums(columns[name], keys, place) for name in ("checksum", "directory_checksum")
@@ -60,6 +63,11 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
     shapes: dict[tuple[int, int, int], int] = {}
     columns_of_shape = zip(rows.tolist(), nbytes.tolist(), index.tolist(), strict=True)
     form = [shapes.setdefault(shape, len(shapes)) for shape in columns_of_shape]
+    directories = None
+    if has_own:
+        is_coded = (table[index, 1 : 1 + len(schema.regions)] != 0).any(axis=1)
+        most = np.where(is_coded, MAX_OBJECT_NBYTES, nbytes)
+        directories = _directories(columns, keys, rows, nbytes, most, schema, place)
     objects = StoredObjects.of(
         schema,
         keys=keys,
@@ -68,7 +76,7 @@ def parse_objects(columns: object, layouts: object, schema: Schema, place: str) 
         form=np.array(form, np.int64),
         checksums=checksums,
         directory_checksums=directory_checksums,
-        directories=_directories(columns, keys, rows, nbytes, schema, place),
+        directories=directories,
     )
     refuse_repeated(objects, place)
     return objects
@@ -132,21 +140,20 @@ def _directories(
     keys: Sequence[str],
     rows: Numbers,
     nbytes: Numbers,
+    most_decoded: Numbers,
     schema: Schema,
     place: str,
-) -> Numbers | None:
-    """Shape (3, objects), as in `StoredObjects`; None where rows are of fixed size."""
-    if not schema.is_variable:
-        return None
+) -> Numbers:
+    """Shape (3, objects), as in `StoredObjects`."""
     starts, sizes, decoded = (
         _whole(columns.get(name, []), 0, place, lambda i, name=name: f"{name} of {keys[i]}")  # type: ignore[misc]
-        for name in _VARIABLE[-3:]
+        for name in _OWN
     )
     least = num_place_words(len(schema.regions)) * WORD_NBYTES
-    most = least + MAX_BLOCKS * WORD_NBYTES
+    most = least + CODED_BLOCK_WORDS * MAX_BLOCKS * WORD_NBYTES
     wrong = (rows > MAX_ROWS) | (nbytes > MAX_OBJECT_NBYTES)
     wrong |= (starts == 0) | (starts % ALIGNMENT != 0) | (sizes % WORD_NBYTES != 0)
-    wrong |= (sizes < least) | (sizes > most) | (starts > nbytes - sizes) | (decoded > nbytes)
+    wrong |= (sizes < least) | (sizes > most) | (starts > nbytes - sizes) | (decoded > most_decoded)
     if wrong.any():
         i = int(wrong.argmax())
         raise FormatError(
@@ -158,16 +165,39 @@ def _directories(
 
 def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
     """Shape (layouts, 1 + 2 * regions): as in `StoredObjects`."""
-    wanted = {"blocks"} if schema.is_variable else {"blocks", "offsets", "directory"}
+    own = [schema.is_variable or not _says_places(item) for item in layouts]
+    if any(own) and not all(own):
+        raise FormatError(f"{place}: some layouts have offsets, and some have not")
+    wanted = {"blocks"} if any(own) else {"blocks", "offsets", "directory"}
     for item in layouts:
         if not isinstance(item, dict) or not wanted <= item.keys():
             raise FormatError(f"{place}: a layout holds {', '.join(sorted(wanted))}")
     blocks = _by_region([item["blocks"] for item in layouts], "blocks", 1, schema, place)
-    if schema.is_variable:
-        return np.concatenate([np.zeros((len(blocks), 1 + blocks.shape[1]), np.int64), blocks], 1)
+    if any(own):
+        codecs = [_codecs(item.get("codecs", {}), schema, place) for item in layouts]
+        first = np.full((len(blocks), 1), OWN_LAYOUT, np.int64)
+        return np.concatenate([first, np.array(codecs, np.int64), blocks], axis=1)
     directories = _whole([item["directory"] for item in layouts], 0, place, lambda _: "directory")
     offsets = _by_region([item["offsets"] for item in layouts], "offsets", 0, schema, place)
     return np.concatenate([directories[:, None], offsets, blocks], axis=1)
+
+
+def _says_places(layout: object) -> bool:
+    return isinstance(layout, dict) and "offsets" in layout
+
+
+def _codecs(value: object, schema: Schema, place: str) -> list[int]:
+    """The number of each region's codec, 0 for none."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{place}: a layout's 'codecs' are an object, not {shown(value)}")
+    unknown = value.keys() - {region.name for region in schema.regions}
+    if unknown:
+        raise FormatError(f"{place}: a layout's 'codecs' name {shown(sorted(unknown)[0])}")
+    try:
+        codecs = {name: Codec.from_json(codec) for name, codec in value.items()}
+    except FormatError as error:
+        raise FormatError(f"{place}: {error}") from error
+    return [codecs[r.name].number if r.name in codecs else 0 for r in schema.regions]
 
 
 def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: str) -> Numbers:
@@ -184,7 +214,7 @@ def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: 
 
 def _forms(forms: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
     """The forms themselves, as in `StoredObjects`, if their layouts fit."""
-    if schema.is_variable:  # their own directories say more
+    if len(layouts) and layouts[0, 0] == OWN_LAYOUT:  # their own directories say more
         return forms
     rows, nbytes, index = forms.T
     offsets, blocks = layouts[:, 1 : len(schema) + 1], layouts[:, len(schema) + 1 :]

@@ -208,6 +208,25 @@ def most_overhead(schema: Schema) -> int:
     return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
 
 
+@lru_cache(maxsize=64)
+def _coded_overhead(schema: Schema, codecs: tuple[tuple[str, Codec], ...]) -> int:
+    values = tuple(2 for region in schema.regions if region.role == "values")
+    coded = {name: CodedRegion(codec, (1, 1)) for name, codec in codecs}
+    blocks = (1,) * len(schema.regions)  # so that each region has two
+    layout = coded_template(schema, 2, values, coded, dict(codecs), blocks).layout
+    parts = [c.nbytes for c in layout.columns.values() if c.coded is None]
+    parts += [1] * (2 * len(coded)) + [layout.num_words * WORD_NBYTES]
+    return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
+
+
+def coded_overhead(schema: Schema, codecs: Mapping[str, Codec]) -> int:
+    """The most bytes that an object has beside regions, directory and what each coded block has.
+
+    `codecs`: by region that is compressed.
+    """
+    return _coded_overhead(schema, tuple(codecs.items())) + ALIGNMENT * (len(codecs) + 1)
+
+
 _SPREAD = 2 * ALIGNMENT
 
 

@@ -1,6 +1,6 @@
 """Memory of one object: rows are copied once, straight to where they will be stored.
 
-Rows of fixed size, that is; chunks.py holds those whose places are known only at the end.
+Rows of fixed size, that is; gathered.py holds those whose places are known only at the end.
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ class Buffer(Protocol):
 def write_directory(data: Array, layout: ObjectLayout) -> int:
     """Put the directory into an object that is complete but for it; returns its checksum."""
     view = memoryview(data)  # type: ignore[arg-type]
-    checksums = [
-        xxh3(view[first:last])
-        for column in layout.columns.values()
-        for first, last in map(column.block_range, range(column.num_blocks))
-    ]
+    blocks = layout.block_ranges.tolist()
+    checksums = np.array([xxh3(view[first:last]) for first, last in blocks], np.uint64)
     start, end = layout.directory_range
     data[start:end].view("<u8")[:] = layout.words(checksums)
     return xxh3(view[start:end])

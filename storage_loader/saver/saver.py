@@ -38,7 +38,7 @@ from ..text import printable
 from ..threads import LEFT, Threads
 from .batch import Rows, as_arrays
 from .buffer import Buffer, ObjectBuffer
-from .chunks import VariableBuffers
+from .gathered import GatheredBuffers
 from .upload import Uploads
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class DataSaver:
         self._rows = _Rows()
         self._state: Literal["new", "open", "failed", "aborted", "closed"] = "new"
         self._buffer: Buffer | None = None
-        self._variable: VariableBuffers | None = None  # where rows have no fixed size
+        self._gathered: GatheredBuffers | None = None  # where places are known only at the end
         self._schema: Schema | None = None
         self._bar: tqdm[Any] | None = None
         self._finalizer = weakref.finalize(self, _warn_forgotten, self._rows, config.dataset_name)
@@ -180,8 +180,8 @@ class DataSaver:
         batch was taken but a commit that was due (`commit_every`) failed.
         """
         arrays, rows = as_arrays(batch, self._open())
-        if self._variable is not None:
-            self._variable.sizes.check(arrays, rows)
+        if self._gathered is not None:
+            self._gathered.sizes.check(arrays, rows)
         try:
             self._append(arrays, rows)
         except BaseException as error:  # an interrupt too: part of a batch is never committed
@@ -213,9 +213,9 @@ class DataSaver:
             stop = self._buffer.fits(arrays, start, rows)
             self._buffer.append(arrays, start, stop)
             self._rows.saved += stop - start
-            start = stop
-            if start < rows or self._buffer.is_full:
+            if stop == start or self._buffer.is_full:
                 self._hand_over()
+            start = stop
 
     def commit(self) -> str | None:
         """Publish the rows saved so far and go on; the commit's id, None where there is none.
@@ -367,9 +367,10 @@ class DataSaver:
     def _new_buffer(self, schema: Schema) -> Callable[[], Buffer]:
         """What makes a buffer; raises `SchemaError` where no row fits an object."""
         most = self.config.max_object_size
-        if schema.is_variable:
-            self._variable = VariableBuffers(schema, most, self._num_threads + 1)
-            return self._variable.buffer
+        codecs = self.config.codecs(schema)
+        if schema.is_variable or codecs:
+            self._gathered = GatheredBuffers(schema, most, self._num_threads + 1, codecs)
+            return self._gathered.buffer
         return partial(ObjectBuffer, schema, capacity(schema, most))
 
     def _check_order(self, stored: RowOrder) -> None:
@@ -453,6 +454,8 @@ class DataSaver:
     def _end(self, state: Literal["closed", "aborted"], *, seconds: float | None = None) -> None:
         if self._state != "new":
             self._uploads.stop(seconds=seconds)
+        if self._gathered is not None:
+            self._gathered.coders.end(seconds=seconds)
         self._buffer = None
         self._state = state
         self._finalizer.detach()

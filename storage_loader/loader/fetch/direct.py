@@ -13,11 +13,10 @@ import numpy as np
 from ...layout import ObjectLayout
 from ...process import cached_property
 from ...ranges import coalesce
-from ...schema import END, Region
+from ...schema import Region
 from ...store import Buffer
 from ..fill.parts import Array, void_items
-from ..fill.ragged import check_ends
-from ..fill.ready import Copies, Span, View
+from ..fill.ready import Copies, Copy, Span, copier
 from ..order import Rows
 from .blocks import ObjectRows, needed_blocks
 from .directory import Directories, Directory
@@ -72,7 +71,7 @@ class DirectReader:
         if len(read.blocks):
             read.receive(objects.get_ranges(group.index, read.requests))
             read.settle(read.blocks, stop)
-        return {} if stop.is_set() else read.spans()
+        return {} if stop.is_set() else read.spans(group.rows)
 
     @cached_property
     def _regions(self) -> list[Region]:
@@ -165,37 +164,28 @@ class ReceivedObject(Holder):
         for region in self._regions:
             if region.role == "values":
                 span = self._group.spans[region.attribute]
-                copies.put(region.attribute, places, span, self._show(region.name))
-
-    def spans(self) -> dict[str, Span]:
-        """Where the rows lie among the values of their attributes, from the ends, verified."""
-        spans = {}
-        before = np.maximum(self.rows - 1, 0)
-        for region in self._regions:
-            ends = np.empty((2, len(self.rows)), f"V{region.item_nbytes}")
-            self._take(region, before, ends[0])
-            self._take(region, self.rows, ends[1])
-            starts, stops = ends.view(END)
-            starts = np.where(self.rows > 0, starts, 0)
-            count = self.layout.columns[f"{region.attribute}/values"].items
-            check_ends(region.attribute, starts, stops, count)
-            spans[region.attribute] = Span(starts, stops)
-        return spans
+                copies.put(region.attribute, places, span, self._copier(region.name))
 
     def _take(self, region: Region, rows: Rows, out: Array) -> None:
-        """Copy items, which ascend, of a region that has one for each row."""
         if region.name in self._small:
             self._small[region.name].take(rows, out=out, mode="clip")
+            return
+        decoder = self._decoder(region.name, self._extents.view)
+        if decoder is not None:
+            decoder.take(rows, out)
         else:
             column = self.layout.columns[region.name]
             self._extents.parts(column, region).copy_sorted(rows, out)
 
-    def _show(self, name: str) -> View:
+    def _copier(self, name: str) -> Copy:
         if name in self._small:
             small = self._small[name].view(np.uint8).data
-            return lambda start, end: small[start:end]
-        offset = self.layout.columns[name].offset
-        return lambda start, end: self._extents.view(offset + start, offset + end)
+            return copier(lambda start, stop: small[start:stop])
+        decoder = self._decoder(name, self._extents.view)
+        if decoder is not None:
+            return decoder.copy
+        offset, view = self.layout.columns[name].offset, self._extents.view
+        return copier(lambda start, stop: view(offset + start, offset + stop))
 
     @property
     def result_nbytes(self) -> int:
@@ -228,7 +218,7 @@ class ReceivedObject(Holder):
         if len(blocks) < len(self.blocks):
             return
         small = {
-            region.name: void_items(memoryview(b"".join(self._column_views(region.name))), region)
+            region.name: self._all_items(region)
             for region in self._regions
             if region.name in self.layout.small
             and region.name not in self._small
@@ -243,6 +233,11 @@ class ReceivedObject(Holder):
         self._small = self._directory.small
         self._directories.keep(self.index, self._directory)
 
-    def _column_views(self, name: str) -> list[memoryview]:
-        places = self.layout.all_blocks(name)
-        return self._views(np.arange(places.start, places.stop))
+    def _all_items(self, region: Region) -> Array:
+        """Those of a region whose blocks are all here, copied."""
+        decoder = self._decoder(region.name, self._extents.view)
+        if decoder is not None:
+            return decoder.all()
+        places = self.layout.all_blocks(region.name)
+        views = self._views(np.arange(places.start, places.stop))
+        return void_items(memoryview(b"".join(views)), region)

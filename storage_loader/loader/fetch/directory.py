@@ -37,7 +37,7 @@ class Checksums:
         self._layout = layout
         self._objects, self._index = objects, index
         words: npt.NDArray[Any] = np.frombuffer(bytes(directory), "<u8")
-        self._table = words[len(words) - layout.num_checksums :]
+        self._table = layout.checksums(words)
 
     @property
     def nbytes(self) -> int:

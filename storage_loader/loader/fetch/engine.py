@@ -55,6 +55,8 @@ class Engine:
         self._directories = Directories(objects)
         self._direct = DirectReader(objects, self._directories)
         self._open = OpenObjects(objects, self._directories, self._cache)
+        coded = snapshot.objects.coded_regions
+        self._is_coded = any(region.name in coded for region in objects.regions)
         self._ends = [region for region in objects.regions if region.role == "ends"]
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
         self._all: tuple[list[MappedObject], Ready] | None = None  # rows of all objects
@@ -148,7 +150,7 @@ class Engine:
             for group in groups
         }
         all_kept = [one for one in kept.values() if one]
-        if len(all_kept) < len(groups):
+        if len(all_kept) < len(groups) or any(held.is_coded for held, _ in all_kept):
             return copied(kept)
         return self._pinned(groups, all_kept, stop, copied)
 
@@ -267,9 +269,9 @@ class Engine:
             self._open.note_complete(group.index)
             with copies.part(group.places) as part:
                 for name, out in part.items():
-                    held.columns[name].take(group.rows, out=out, mode="clip")
+                    held.take(self._objects.region(name), group.rows, out)
             for name, span in group.spans.items():
-                copies.put(name, group.places, span, held.show(f"{name}/values"))
+                copies.put(name, group.places, span, held.copier(f"{name}/values"))
         return left
 
     def _keep(
@@ -322,7 +324,7 @@ class Engine:
 
     def _everything(self) -> Ready | None:
         """All rows, once they are here and verified."""
-        objects = self._open.all() if self.holds else None
+        objects = self._open.all() if self.holds and not self._is_coded else None
         if objects is None:
             self._all = None
             return None

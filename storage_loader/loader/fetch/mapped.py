@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from ...process import cached_property
 from ...ranges import Range, coalesce
-from ...schema import END, Attribute
+from ...schema import END, Attribute, Region
 from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_items
 from ..fill.ragged import check_ends, one_value
-from ..fill.ready import Span, View
+from ..fill.ready import Copy, copier
 from ..order import Rows
 from .blocks import ObjectRows, every_block
 from .cache import Cache
@@ -59,10 +59,11 @@ class MappedObject(Holder):
             self.verified = file.verified
         self._busy = np.zeros(num_blocks, bool)  # blocks that a thread fetches or verifies
         self._changed = threading.Condition()
-        self.columns: dict[str, Array] = {}  # by region that has bytes, a void item for each item
+        # By region that has bytes and is not compressed, a void item for each item.
+        self.columns: dict[str, Array] = {}
         for region in objects.regions:
             column = self.layout.columns[region.name]
-            if column.nbytes:
+            if column.nbytes and column.coded is None:
                 data = self._data[column.offset : column.end]
                 self.columns[region.name] = void_items(data, region)
 
@@ -109,23 +110,32 @@ class MappedObject(Holder):
                 found &= blocks[lasts] - blocks[firsts] == lasts - firsts
         return found
 
-    def spans(self, rows: Rows) -> dict[str, Span]:
-        """Where rows lie among the values of their attributes; the ends of theirs are here."""
-        spans = {}
-        for region in self._objects.regions:
-            if region.role == "ends":
-                ends = self.columns[region.name].view(END)
-                starts = np.where(rows > 0, ends[rows - 1], 0)
-                values = self.layout.columns[f"{region.attribute}/values"]
-                span = Span(starts, ends[rows])
-                check_ends(region.attribute, span.starts, span.stops, values.items)
-                spans[region.attribute] = span
-        return spans
+    @cached_property
+    def is_coded(self) -> bool:
+        """Whether any of what is read is compressed, so that it cannot be used where it lies."""
+        columns = self.layout.columns
+        return any(columns[region.name].coded is not None for region in self._objects.regions)
 
-    def show(self, name: str) -> View:
-        """Shows bytes of a region."""
+    def take(self, region: Region, rows: Rows, out: Array) -> None:
+        """Copy items, which ascend, of a region whose blocks are here."""
+        decoder = self._decoder(region.name, self._shown)
+        if decoder is not None:
+            decoder.take(rows, out)
+        else:
+            self.columns[region.name].take(rows, out=out, mode="clip")
+
+    _take = take
+
+    def copier(self, name: str) -> Copy:
+        """Copies bytes of a region."""
+        decoder = self._decoder(name, self._shown)
+        if decoder is not None:
+            return decoder.copy
         offset = self.layout.columns[name].offset
-        return lambda start, end: self._data[offset + start : offset + end]
+        return copier(lambda start, stop: self._data[offset + start : offset + stop])
+
+    def _shown(self, start: int, end: int) -> memoryview:
+        return self._data[start:end]
 
     def missing_nbytes(self, needed: Blocks) -> int:
         """Bytes of those of the blocks that must be fetched or read, as far as is known."""
@@ -156,8 +166,10 @@ class MappedObject(Holder):
         return cache.reserve(pages_nbytes(ranges, PAGE), self._file, stop)
 
     def row(self, row: int) -> dict[str, Any] | None:
-        """One row, copied; None where not all of it is here and verified."""
+        """One row, copied; None where not all of it is here and verified, or it is compressed."""
         values: dict[str, Any] = {}
+        if self.is_coded:
+            return None
         for a in self._objects.schema:
             if a.is_variable:
                 items = self._items_of(a, row)

@@ -51,6 +51,10 @@ class Objects:
         """What the attributes that are read are stored as."""
         return self.schema.regions
 
+    def region(self, name: str) -> Region:
+        """One of them."""
+        return next(region for region in self.regions if region.name == name)
+
     def until(self, stop: threading.Event) -> Objects:
         """The same; see `Store.until`."""
         other = copy.copy(self)

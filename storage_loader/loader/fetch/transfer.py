@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import ChecksumError
 from ...layout import Column, ObjectLayout
-from ...schema import Region
+from ...schema import END, Region
 from ...store import Buffer
-from ..fill.parts import Parts, void_items
+from ..fill.parts import Array, Parts, void_items
+from ..fill.ragged import check_ends
+from ..fill.ready import Span
 from ..order import Rows
+from .coded import CodedItems
 from .directory import Checksums, Directory
 from .objects import Objects
 
@@ -77,6 +80,37 @@ class Holder(ABC):
     @abstractmethod
     def _keep(self, blocks: Rows) -> None:
         """Note that these blocks and the table are here and right."""
+
+    @abstractmethod
+    def _take(self, region: Region, rows: Rows, out: Array) -> None:
+        """Copy items, which ascend, of a region whose blocks are here."""
+
+    def spans(self, rows: Rows) -> dict[str, Span]:
+        """Where rows lie among the values of their attributes; the ends of theirs are here.
+
+        Raises `FormatError` where that is outside.
+        """
+        spans = {}
+        before = np.maximum(rows - 1, 0)
+        for region in self._objects.regions:
+            if region.role == "ends":
+                ends = np.empty((2, len(rows)), f"V{END.itemsize}")
+                self._take(region, before, ends[0])
+                self._take(region, rows, ends[1])
+                starts, stops = ends.view(END)
+                starts = np.where(rows > 0, starts, 0)
+                count = self.layout.columns[f"{region.attribute}/values"].items
+                check_ends(region.attribute, starts, stops, count)
+                spans[region.attribute] = Span(starts, stops)
+        return spans
+
+    def _decoder(self, name: str, show: Callable[[int, int], memoryview]) -> CodedItems | None:
+        """What decodes a region of the bytes that `show` shows; None where it is not coded."""
+        column = self.layout.columns[name]
+        if column.coded is None:
+            return None
+        region = self._objects.region(name)
+        return CodedItems(column, region, show, self._objects.url(self._index))
 
     def bring(self, blocks: Rows, stop: threading.Event) -> None:
         """Have blocks, at least one, from the store. What comes damaged is fetched once more.

@@ -54,10 +54,10 @@ class Copies:
         for name, rows in scattered.items():
             self._arrays[name][places] = rows
 
-    def put(self, name: str, places: Rows, span: Span, view: View) -> None:
+    def put(self, name: str, places: Rows, span: Span, copy: Copy) -> None:
         """Copy the items of rows of one attribute, at least one row.
 
-        `span`: where they lie among the values of their object; `view` shows bytes of these.
+        `span`: where they lie among the values of their object; `copy` copies bytes of these.
         """
         nbytes = self._schema[name].item_nbytes
         out, stops = self._values[name].data, self._stops[name][places] * nbytes
@@ -68,7 +68,7 @@ class Copies:
         pairs = zip(origins, starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
         for origin, start, stop in pairs:
             if start < stop:
-                out[start:stop] = view(origin, origin + stop - start)
+                copy(origin, origin + stop - start, out[start:stop])
 
     def ready(self) -> Ready:
         """All rows, once they are copied."""
@@ -96,5 +96,14 @@ class Span:
         return Span(self.starts[chosen], self.stops[chosen])
 
 
-View = Callable[[int, int], memoryview]
-"""Shows bytes start to end of a region in an object."""
+Copy = Callable[[int, int, memoryview], None]
+"""Copies bytes start to stop of a region in an object to memory."""
+
+
+def copier(show: Callable[[int, int], memoryview]) -> Copy:
+    """Of a region whose bytes are shown as they are."""
+
+    def copy(start: int, stop: int, out: memoryview) -> None:
+        out[:] = show(start, stop)
+
+    return copy

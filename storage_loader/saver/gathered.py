@@ -1,0 +1,284 @@
+"""Memory of one object whose places are known only at the end: rows gather by region.
+
+That is so where rows have no fixed size, and where they are compressed. What is not compressed
+gathers in chunks of memory; what is, in blocks, which threads code while more rows come in. When
+the object is complete it is assembled, and its chunks hold rows of the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from ..codecs import Codec
+from ..hdf5 import CodedRegion, coded_template, template
+from ..layout import Column, ObjectLayout, block_items
+from ..ragged import Ragged
+from ..schema import END, Attribute, Region, Schema
+from ..threads import Threads
+from .batch import Rows
+from .buffer import write_directory
+from .cast import Array
+from .memory import Memory
+from .sizes import Sizes, coded_regions
+
+_LARGEST_CHUNK = 2**20
+_SMALLEST_CHUNK = 2**12
+_CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
+_FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
+_WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
+
+
+class GatheredBuffers:
+    """What the buffers of one saver share: how large an object may be, memory and threads.
+
+    Of `num_buffers` buffers one is assembled at a time, so that they take no more than
+    `num_buffers` + 1 times `max_nbytes`.
+    """
+
+    def __init__(
+        self, schema: Schema, max_nbytes: int, num_buffers: int, codec_of: Mapping[str, Codec] = {}
+    ) -> None:
+        """`codec_of`: by attribute that is compressed."""
+        self.schema = schema
+        self.codecs = coded_regions(schema, codec_of)
+        self.sizes = Sizes(schema, max_nbytes, self.codecs)
+        share = max_nbytes // (_CHUNKS * len(schema.regions))
+        chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, share))
+        chunk -= chunk % _SMALLEST_CHUNK  # whole pages, and whole items of 2, 4, 8 and 16 bytes
+        self.memory = Memory(max_nbytes, chunk, (num_buffers + 1) * max_nbytes)
+        self.assembling = threading.Lock()
+        self.coders = Threads(os.cpu_count() or 1, "storage_loader-code")
+
+    def buffer(self) -> GatheredBuffer:
+        """Room for one object's rows."""
+        return GatheredBuffer(self)
+
+
+class GatheredBuffer:
+    """Rows of one object; used again after `clear`. See `Buffer`."""
+
+    is_full = False  # a row without values may fit
+
+    def __init__(self, shared: GatheredBuffers) -> None:
+        self._shared = shared
+        self._regions = {r.name: self._new(r) for r in shared.schema.regions}
+        self._items: dict[str, int] = {}
+        self._data: list[Array] = []  # the finished object, while it is one
+        self.rows = 0
+        self._empty()
+
+    def _new(self, region: Region) -> _Gathered:
+        codec = self._shared.codecs.get(region.name)
+        if codec is None:
+            return _Chunks(self._shared.memory)
+        return _Blocks(region, codec, self._shared.coders)
+
+    def _empty(self) -> None:
+        self._items = {a.name: 0 for a in self._shared.schema if a.is_variable}
+        self.rows = 0
+
+    def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
+        """See `Buffer`. Waits for blocks that are being coded where that may make room."""
+        sizes, regions = self._shared.sizes, self._regions.values()
+        while True:
+            saved = sum(region.saved for region in regions)
+            end = sizes.fits(arrays, start, stop, rows=self.rows, items=self._items, saved=saved)
+            if end == stop or not self._shared.codecs:
+                return end
+            room = sizes.room(self.rows, self._items, saved)
+            if end > start and room >= sizes.max_nbytes // _WAIT_SHARE:
+                return end
+            if not any(region.wait() for region in regions):
+                is_full = self.rows and room < sizes.max_nbytes // _FULL_SHARE
+                return start if is_full else end
+
+    def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
+        """See `Buffer`."""
+        for attribute in self._shared.schema:
+            self._append(attribute, arrays[attribute.name], start, stop)
+        self.rows += stop - start
+
+    def _append(self, attribute: Attribute, rows: Rows, start: int, stop: int) -> None:
+        name = attribute.name
+        if not isinstance(rows, Ragged):
+            self._regions[name].append(rows[start:stop])
+            return
+        first, last = int(rows.offsets[start]), int(rows.offsets[stop])
+        ends = rows.offsets[start + 1 : stop + 1] + (self._items[name] - first)
+        self._regions[f"{name}/ends"].append(ends.astype(END, copy=False))
+        self._regions[f"{name}/values"].append(rows.values[first:last])
+        self._items[name] += last - first
+
+    def seal(self) -> tuple[memoryview, ObjectLayout, int]:
+        """See `Buffer`."""
+        schema, values = self._shared.schema, tuple(self._items.values())
+        if self._shared.codecs:
+            coded = {name: region.coded() for name, region in self._regions.items()}
+            filled = {name: one for name, one in coded.items() if one is not None}
+            made = coded_template(schema, self.rows, values, filled, self._shared.codecs)
+        else:
+            made = template(schema, self.rows, values)
+        layout = made.layout
+        with self._shared.assembling:
+            data = self._shared.memory.take(whole=True)
+            self._data.append(data)
+            for name, column in layout.columns.items():
+                self._regions[name].move_to(data, column)
+        self._empty()
+        for offset, piece in made.pieces:
+            data[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
+        checksum = write_directory(data, layout)
+        return memoryview(data)[: layout.nbytes], layout, checksum  # type: ignore[arg-type]
+
+    def clear(self) -> None:
+        """See `Buffer`."""
+        self._shared.memory.give(self._data, whole=True)
+        self._data = []
+        for region in self._regions.values():
+            region.clear()
+        self._empty()
+
+
+class _Gathered(Protocol):
+    """The bytes of one region so far."""
+
+    saved: int  # bytes by which coding has made them fewer, as far as is known
+
+    def append(self, items: Array) -> None:
+        """Copy items."""
+
+    def wait(self) -> bool:
+        """Wait until more is known of `saved`; False: all of it is."""
+
+    def coded(self) -> CodedRegion | None:
+        """How its blocks are coded, which are all there; None where they are not, or none is."""
+
+    def move_to(self, out: Array, column: Column) -> None:
+        """Copy all bytes to where the object has the column, and hold none any more."""
+
+    def clear(self) -> None:
+        """Hold nothing."""
+
+
+class _Chunks(_Gathered):
+    """Of a region that is stored as it is."""
+
+    saved = 0
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._chunks: list[Array] = []
+        self._room = 0  # bytes of the last chunk that are free
+
+    def append(self, items: Array) -> None:
+        octets = _octets(items)
+        while len(octets):
+            if self._room == 0:
+                self._chunks.append(self._memory.take(whole=False))
+                self._room = len(self._chunks[-1])
+            chunk = self._chunks[-1]
+            place = len(chunk) - self._room
+            part = octets[: len(chunk) - place]
+            chunk[place : place + len(part)] = part
+            self._room -= len(part)
+            octets = octets[len(part) :]
+
+    def wait(self) -> bool:
+        return False
+
+    def coded(self) -> CodedRegion | None:
+        return None
+
+    def move_to(self, out: Array, column: Column) -> None:
+        place = column.offset
+        for chunk in self._chunks:
+            part = out[place : min(place + len(chunk), column.end)]
+            part[:] = chunk[: len(part)]
+            place += len(part)
+        self.clear()
+
+    def clear(self) -> None:
+        self._memory.give(self._chunks, whole=False)
+        self._chunks = []
+        self._room = 0
+
+
+class _Blocks(_Gathered):
+    """Of a region that is compressed."""
+
+    def __init__(self, region: Region, codec: Codec, coders: Threads) -> None:
+        self._region, self._codec, self._coders = region, codec, coders
+        self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
+        self._block: Array | None = None  # which is being filled ...
+        self._filled = 0  # ... so far
+        self._being_coded: deque[Future[bytes]] = deque()
+        self._coded: list[bytes] = []
+        self.saved = 0
+
+    def append(self, items: Array) -> None:
+        octets = _octets(items)
+        while len(octets):
+            if self._block is None:
+                self._block = np.empty(self._nbytes, np.uint8)
+            part = octets[: self._nbytes - self._filled]
+            self._block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            octets = octets[len(part) :]
+            if self._filled == self._nbytes:
+                self._code(self._block)
+                self._block, self._filled = None, 0
+        while self._being_coded and self._being_coded[0].done():
+            self._take()
+
+    def _code(self, block: Array) -> None:
+        itemsize = self._region.dtype.itemsize
+        self._being_coded.append(self._coders.submit(self._codec.encode, block.data, itemsize))
+
+    def _take(self) -> None:
+        block = self._being_coded.popleft().result()
+        self._coded.append(block)
+        self.saved += self._nbytes - len(block)
+
+    def wait(self) -> bool:
+        if not self._being_coded:
+            return False
+        self._take()
+        return True
+
+    def coded(self) -> CodedRegion | None:
+        if self._filled and self._block is not None:
+            if self._being_coded or self._coded:  # HDF5's chunks are all as long
+                self._block[self._filled :] = 0
+                self._code(self._block)
+            else:
+                self._code(self._block[: self._filled])
+            self._block, self._filled = None, 0
+        while self.wait():
+            pass
+        sizes = tuple(map(len, self._coded))
+        return CodedRegion(self._codec, sizes) if sizes else None
+
+    def move_to(self, out: Array, column: Column) -> None:
+        places = () if column.coded is None else column.coded.tolist()
+        for (start, end), block in zip(places, self._coded, strict=True):
+            out[start:end] = np.frombuffer(block, np.uint8)
+        self.clear()
+
+    def clear(self) -> None:
+        for future in self._being_coded:
+            future.cancel()
+        self._block, self._filled, self.saved = None, 0, 0
+        self._being_coded.clear()
+        self._coded = []
+
+
+def _octets(items: Array) -> Array:
+    octets: Array = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
+    return octets
