@@ -318,7 +318,7 @@ class Outline:
         for region in regions:
             if region.role != "values" and counts[region.name] != self.rows:
                 raise FormatError(
-                    f"object directory: {region.name!r} has {counts[region.name]} items, in an "
+                    f"object directory: {region.name!r} has {counts[region.name]} items in an "
                     f"object of {self.rows} rows"
                 )
             if counts[region.name] * region.item_nbytes > MAX_OBJECT_NBYTES:

@@ -10,6 +10,7 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_loader import Attribute, DataConfig
+from storage_loader.codecs import Codec
 from storage_loader.config import parse_endpoint
 from storage_loader.errors import ConfigError, SchemaError, UnknownNameError
+from storage_loader.schema import Schema
 
 ACCESS, SECRET = "an-access-key-AKIA", "the-secret-key-42"
 KEYS = {"access_key": ACCESS, "secret_key": SECRET}
@@ -359,10 +362,57 @@ def test_a_wrong_object_size_is_refused(size: object) -> None:
     )
 
 
-def test_a_compressor_is_refused() -> None:
-    with pytest.raises(ConfigError) as error:
-        DataConfig("d", compressor={"complib": "zstd", "complevel": 3})
-    assert str(error.value) == "compressor: compression is not supported yet; leave it out"
+def test_a_compressor() -> None:
+    zstd = {"complib": "zstd", "complevel": 7, "shuffle": False}
+    own = Attribute("y", "float32", (2,), compressor={"complib": "lz4"})
+    config = DataConfig("d", [("x", "int64"), own, Attribute("z", "str", compressor=False)],
+                        compressor=zstd)  # fmt: skip
+    assert config.compressor == Codec("zstd", 7, False)
+    lz4 = Codec("lz4", 1, True)
+    assert config.codecs(config.schema) == {"x": config.compressor, "y": lz4}
+    stored = Schema.of([("x", "int64"), ("y", "float32", (2,)), ("z", "str")])
+    assert stored == config.schema
+    assert stored.hash == config.schema.hash
+    again = DataConfig.from_json(config.to_json())
+    assert again == config
+    assert again.codecs(stored) == config.codecs(stored)
+    assert [a.compressor for a in again.attributes or ()] == [None, lz4, False]
+    assert json.loads(config.to_json())["compressor"] == zstd
+    assert "compressor" not in json.dumps(config.schema.to_json())
+    assert DataConfig("d", compressor={}).compressor == Codec("zstd", 3, True)
+    alone = DataConfig("d", compressor={"complib": "zlib"})
+    assert alone.codecs(stored) == dict.fromkeys("xyz", Codec("zlib", 4, True))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "error", "text"),
+    [
+        ("zstd", ConfigError, "compressor: a dict such as {'complib': 'zstd', 'complevel': 3}, "
+         "not 'zstd'"),
+        ({"complib": "bzip2"}, ConfigError, "compressor: unknown complib 'bzip2'; 'zstd' is the "
+         "nearest there is; there are zlib, zstd, lz4, blosc:blosclz, blosc:lz4, blosc:lz4hc, "
+         "blosc:zlib, blosc:zstd"),
+        ({"complib": "lzo"}, ConfigError, "compressor: unknown complib 'lzo'; 'lz4' is"),
+        ({"complib": "lzf"}, ConfigError, "compressor: unknown complib 'lzf'; 'lz4' is"),
+        ({"complib": "gzip"}, ConfigError, "compressor: unknown complib 'gzip'; 'zlib' is"),
+        ({"complib": "zsdt"}, ConfigError, "compressor: unknown complib 'zsdt'; did you"),
+        ({"complib": 3}, ConfigError, "compressor: unknown complib 3"),
+        ({"complevel": 23}, ConfigError, "compressor: complevel 23: of zstd from 1 to 22"),
+        ({"complevel": True}, ConfigError, "compressor: complevel True: of zstd from 1 to 22"),
+        ({"complib": "lz4", "complevel": 2}, ConfigError,
+         "compressor: complevel 2: of lz4 1, the only one"),
+        ({"shuffle": 1}, ConfigError, "shuffle 1"),
+        ({"level": 3}, UnknownNameError, "unknown compressor key 'level'; did you"),
+    ],
+)  # fmt: skip
+def test_a_compressor_that_there_is_not(compressor: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        DataConfig("d", compressor=compressor)
+    assert str(caught.value).startswith(text)
+    with pytest.raises(error) as caught:
+        Attribute("x", "int64", compressor=compressor)
+    if error is ConfigError and not text.startswith("shuffle"):
+        assert str(caught.value).startswith(f"attribute 'x': {text}")
 
 
 def test_attributes_are_checked() -> None:

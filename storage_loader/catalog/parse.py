@@ -214,7 +214,7 @@ def _by_region(values: list[Any], what: str, least: int, schema: Schema, place: 
 
 def _forms(forms: Numbers, layouts: Numbers, schema: Schema, place: str) -> Numbers:
     """The forms themselves, as in `StoredObjects`, if their layouts fit."""
-    if len(layouts) and layouts[0, 0] == OWN_LAYOUT:  # their own directories say more
+    if not len(forms) or layouts[0, 0] == OWN_LAYOUT:  # their own directories say more
         return forms
     rows, nbytes, index = forms.T
     offsets, blocks = layouts[:, 1 : len(schema) + 1], layouts[:, len(schema) + 1 :]

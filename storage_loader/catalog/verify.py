@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,7 +19,7 @@ from ..config import DataConfig, canonical_json
 from ..errors import ConfigError, FormatError, ObjectNotFoundError
 from ..hdf5 import header_problems
 from ..keywords import checked_keywords, shown
-from ..layout import WORD_NBYTES, ObjectLayout
+from ..layout import WORD_NBYTES, Column, ObjectLayout
 from ..schema import END, Schema
 from ..store import Buffer, ObjectInfo, Store, xxh3
 from ..threads import LEFT, Threads
@@ -229,6 +229,7 @@ class _Examiner:
         self._prefix = prefix
         self._schema = schema
         self._listed = listed  # by key in the store
+        self._itemsizes = {r.name: r.dtype.itemsize for r in schema.regions}
         self._right_headers: set[tuple[tuple[int, ...], bytes]] = set()
 
     def examine(self, item: tuple[CommitId, StoredObject], stop: threading.Event) -> list[_Damage]:
@@ -251,10 +252,11 @@ class _Examiner:
     def _damages(self, key: str, stored: StoredObject, stop: threading.Event) -> list[_Damage]:
         try:
             layout = self._layout(key, stored)
-            beside = stored.nbytes - sum(c.nbytes for c in layout.columns.values())
+            beside = stored.nbytes - sum(c.stored_nbytes for c in layout.columns.values())
             if beside - layout.num_words * WORD_NBYTES > _MAX_HEADER:
                 return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
-            scan = scanned(self._store.stream(key, 0, stored.nbytes), layout, stop)
+            pieces = self._store.stream(key, 0, stored.nbytes)
+            scan = scanned(pieces, layout, stop, self._itemsizes)
             if stop.is_set():
                 return []
             if scan.nbytes != stored.nbytes:
@@ -291,13 +293,23 @@ class _Examiner:
                 by_row.append(replace(damage, start=0, stop=layout.rows))
                 continue
             if name not in known:
-                column = layout.columns[f"{name}/ends"]
-                [ends] = self._store.get_ranges(key, [(column.offset, column.end)])
-                known[name] = np.frombuffer(ends, "<i8")
+                known[name] = self._ends(key, layout.columns[f"{name}/ends"])
             first = int(np.searchsorted(known[name], damage.start, "right"))
             last = int(np.searchsorted(known[name], damage.stop, "left"))
             by_row.append(replace(damage, start=first, stop=min(last + 1, layout.rows)))
         return by_row
+
+    def _ends(self, key: str, column: Column) -> npt.NDArray[np.int64]:
+        """The ends of rows, of blocks that are right."""
+        blocks = self._store.get_ranges(key, list(map(tuple, column.ranges.tolist())))  # type: ignore[arg-type]
+        if column.codec is not None:
+            out = np.empty(column.num_blocks * column.block_nbytes, np.uint8)
+            for i, block in enumerate(blocks):
+                place = i * column.block_nbytes
+                part = out[place : place + column.block_nbytes].data
+                column.codec.decode(memoryview(block), part, END.itemsize)
+            return out.view("<i8")[: column.items]
+        return np.frombuffer(b"".join(blocks), "<i8")
 
     def _header_damages(
         self, stored: StoredObject, layout: ObjectLayout, header: bytes
@@ -306,7 +318,7 @@ class _Examiner:
         if known in self._right_headers:
             return []
         wrong = header_problems(self._schema, layout, header)
-        if not wrong and len(self._right_headers) < _KEPT_HEADERS:
+        if not wrong and not layout.is_coded and len(self._right_headers) < _KEPT_HEADERS:
             self._right_headers.add(known)
         return [_Damage(what, 0, stored.rows, name or None) for name, what in wrong]
 
@@ -343,6 +355,7 @@ class Scan:
     directory: bytes
     header: bytes  # what is of no row and not of the directory, in order
     ends: dict[str, _Ends]  # by region
+    undecoded: dict[int, str]  # blocks, by place in the directory, that are not what was coded
 
 
 class _Ends:
@@ -383,21 +396,50 @@ def _sections(layout: ObjectLayout) -> Iterator[tuple[int, int]]:
         yield layout.nbytes, _HEADER
 
 
-def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Event) -> Scan:
-    """Hash an object's pieces as they come, the whole and each block; keep the rest of it."""
+def scanned(
+    pieces: Iterable[Buffer],
+    layout: ObjectLayout,
+    stop: threading.Event,
+    itemsizes: Mapping[str, int] = {},
+) -> Scan:
+    """Hash an object's pieces as they come, the whole and each block; keep the rest of it.
+
+    Blocks that are coded are decoded. `itemsizes`: bytes of one value, by region.
+    """
     whole, block = xxhash.xxh3_64(), xxhash.xxh3_64()
     blocks = np.zeros(layout.num_checksums, np.uint64)
     directory: list[bytes] = []
     header: list[bytes] = []
+    coded: list[bytes] = []  # of a block that is
+    undecoded: dict[int, str] = {}
     ends = {name: _Ends() for name in layout.columns if name.endswith("/ends")}
-    ends_of = {
-        block: found
-        for name, found in ends.items()
-        for block in range(layout.num_checksums)[layout.all_blocks(name)]
-    }
+    names = [name for name, c in layout.columns.items() for _ in range(c.num_blocks)]
     sections = _sections(layout)
     end, what = next(sections)
     place = 0
+
+    def add(part: memoryview) -> None:
+        """Part of a block; `place` is where it ends."""
+        name = names[what]
+        column = layout.columns[name]
+        if column.codec is None:
+            if name in ends:
+                ends[name].add(part)
+            return
+        coded.append(bytes(part))
+        if place < end:
+            return
+        out = np.empty(column.block_nbytes, np.uint8)
+        try:
+            column.codec.decode(memoryview(b"".join(coded)), out.data, itemsizes[name])
+        except FormatError as error:
+            undecoded[what] = str(error)
+        coded.clear()
+        if name in ends:
+            first = (what - layout.first_checksum[name]) * column.block_items
+            count = min(column.block_items, column.items - first)
+            ends[name].add(out[: count * column.item_nbytes].data)
+
     for piece in pieces:
         if stop.is_set():
             break
@@ -405,22 +447,22 @@ def scanned(pieces: Iterable[Buffer], layout: ObjectLayout, stop: threading.Even
         whole.update(view)
         while view.nbytes:
             part = view[: end - place]
+            place += part.nbytes
             if what >= 0:
                 block.update(part)
-                if what in ends_of:
-                    ends_of[what].add(part)
+                add(part)
             elif what == _INDEX:
                 directory.append(bytes(part))
             else:
                 header.append(bytes(part))
-            place += part.nbytes
             view = view[part.nbytes :]
             if place == end:
                 if what >= 0:
                     blocks[what] = block.intdigest()
                     block.reset()
                 end, what = next(sections, _BEYOND)
-    return Scan(place, whole.intdigest(), blocks, b"".join(directory), b"".join(header), ends)
+    rest = b"".join(header)
+    return Scan(place, whole.intdigest(), blocks, b"".join(directory), rest, ends, undecoded)
 
 
 def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Damage]:
@@ -428,7 +470,7 @@ def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Dam
     if xxh3(scan.directory) != stored.directory_checksum:
         return [_Damage(_DIRECTORY, 0, stored.rows)]
     words = np.frombuffer(scan.directory, "<u8")
-    wrong = np.flatnonzero(scan.blocks != words[layout.num_words - layout.num_checksums :])
+    wrong = np.flatnonzero(scan.blocks != layout.checksums(words))
     damages = []
     for name, column in layout.columns.items():
         places = layout.all_blocks(name)
@@ -442,6 +484,11 @@ def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Dam
                     end = min(end + 1, stored.rows)
                 what = "differ from their checksum"
                 damages.append(_Damage(what, start, end, attribute, role or "rows"))
+    if not damages and scan.undecoded:
+        block, what = next(iter(scan.undecoded.items()))
+        name = next(n for n in layout.columns if block < layout.all_blocks(n).stop)
+        what = f"{len(scan.undecoded)} blocks cannot be decoded, the first of them: {what}"
+        damages.append(_Damage(what, 0, stored.rows, name.partition("/")[0]))
     if not damages:
         for name, ends in scan.ends.items():
             attribute = name.removesuffix("/ends")

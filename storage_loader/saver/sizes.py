@@ -79,7 +79,9 @@ class Sizes:
         `saved`: bytes by which coding has made that smaller.
         """
         firsts = {name: int(a.offsets[start]) for name, a in ragged(arrays)}
-        most = min(self.max_nbytes + saved, MAX_OBJECT_NBYTES)  # decoded, no more than any object
+        most = self.max_nbytes + saved
+        if self._codecs:  # decoded, no more than an object that is not coded
+            most = min(most, MAX_OBJECT_NBYTES)
 
         def nbytes(end: int) -> int:
             added = {n: int(a.offsets[end]) - firsts[n] + items[n] for n, a in ragged(arrays)}

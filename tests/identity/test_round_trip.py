@@ -104,13 +104,14 @@ def plain_h5py(config: DataConfig) -> Batches:
         data = catalog.store.get(snapshot.key(index))
         with h5py.File(io.BytesIO(data), "r") as h5:
             assert set(h5) == {DIRECTORY, *snapshot.schema.names}
-            yield {a.name: _h5py_rows(h5[a.name], a) for a in snapshot.schema}
+            coded = config.codecs(snapshot.schema)
+            yield {a.name: _h5py_rows(h5[a.name], a, coded.get(a.name)) for a in snapshot.schema}
 
 
-def _h5py_rows(found: h5py.Dataset | h5py.Group, attribute: Attribute) -> Any:
+def _h5py_rows(found: h5py.Dataset | h5py.Group, attribute: Attribute, codec: object) -> Any:
     if not attribute.is_variable:
-        return _h5py_values(found, attribute)
-    rows = Ragged(_h5py_values(found["values"], attribute), np.append(0, found["ends"][:]))
+        return _h5py_values(found, attribute, codec)
+    rows = Ragged(_h5py_values(found["values"], attribute, codec), np.append(0, found["ends"][:]))
     if not attribute.is_text:
         return rows
     texts = [row.tobytes() for row in rows]
@@ -119,10 +120,11 @@ def _h5py_rows(found: h5py.Dataset | h5py.Group, attribute: Attribute) -> Any:
     return [json.loads(t) if attribute.dtype == "json" else t.decode() for t in texts]
 
 
-def _h5py_values(dataset: h5py.Dataset, attribute: Attribute) -> np.ndarray:
+def _h5py_values(dataset: h5py.Dataset, attribute: Attribute, codec: object) -> np.ndarray:
     assert dataset.shape[1:] == attribute.item_shape
-    assert dataset.chunks is None
-    assert dataset.compression is None
+    is_coded = codec is not None and dataset.size > 0
+    assert (dataset.chunks is not None) == is_coded
+    assert bool(dataset.id.get_create_plist().get_nfilters()) == is_coded
     kind = dataset.id.get_type()
     if attribute.dtype == "bfloat16":
         assert (kind.get_size(), kind.get_ebias(), kind.get_fields()) == (2, 127, (15, 7, 8, 0, 7))

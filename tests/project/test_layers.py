@@ -20,7 +20,7 @@ PACKAGE = "storage_loader"
 LAYERS = {
     "text": 0,
     "errors": 0.1,
-    "codecs": 1,
+    "codecs": 1.05,
     "credentials": 1,
     "keywords": 1,
     "process": 1,

@@ -17,7 +17,7 @@ from tests.support import ROOT
 from tests.support.s3_server import DEFAULT_PORT, settings
 
 TESTS = ROOT / "tests"
-EXTRAS = {"torch", "tensorflow", "jax", "aws", "plot", "dev"}
+EXTRAS = {"torch", "tensorflow", "jax", "aws", "blosc", "plot", "dev"}
 # What the pins have instead of a package: the same for processors alone.
 INSTEAD = {"tensorflow": "tensorflow-cpu"}
 

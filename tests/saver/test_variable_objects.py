@@ -22,7 +22,7 @@ from storage_loader.errors import SchemaError
 from storage_loader.hdf5 import template
 from storage_loader.layout import MAX_ROWS
 from storage_loader.saver.batch import as_arrays
-from storage_loader.saver.chunks import Sizes
+from storage_loader.saver.sizes import Sizes
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import MemoryStore, xxh3
 from tests.support import ROOT
@@ -326,7 +326,7 @@ def test_max_object_size_must_hold_a_row_without_values(folder: dict[str, str]) 
 def test_an_object_has_no_more_rows_than_the_format_allows() -> None:
     schema = Schema.of([("x", "int8", (None,))])
     arrays, _ = as_arrays({"x": [[1], [2], [3]]}, schema)
-    assert Sizes(schema, 2**60).fits(arrays, 0, 3, MAX_ROWS - 2, {"x": 0}) == 2
+    assert Sizes(schema, 2**60).fits(arrays, 0, 3, rows=MAX_ROWS - 2, items={"x": 0}) == 2
 
 
 # Memory
