@@ -301,13 +301,10 @@ class _Examiner:
 
     def _ends(self, key: str, column: Column) -> npt.NDArray[np.int64]:
         """The ends of rows, of blocks that are right."""
-        blocks = self._store.get_ranges(key, list(map(tuple, column.ranges.tolist())))  # type: ignore[arg-type]
+        blocks = self._store.get_ranges(key, list(map(tuple, column.ranges.tolist())))
         if column.codec is not None:
             out = np.empty(column.num_blocks * column.block_nbytes, np.uint8)
-            for i, block in enumerate(blocks):
-                place = i * column.block_nbytes
-                part = out[place : place + column.block_nbytes].data
-                column.codec.decode(memoryview(block), part, END.itemsize)
+            column.codec.decode(blocks, out.data, END.itemsize)
             return out.view("<i8")[: column.items]
         return np.frombuffer(b"".join(blocks), "<i8")
 
@@ -431,7 +428,7 @@ def scanned(
             return
         out = np.empty(column.block_nbytes, np.uint8)
         try:
-            column.codec.decode(memoryview(b"".join(coded)), out.data, itemsizes[name])
+            column.codec.decode([memoryview(b"".join(coded))], out.data, itemsizes[name])
         except FormatError as error:
             undecoded[what] = str(error)
         coded.clear()

@@ -12,6 +12,8 @@ from ...schema import Region
 from ..fill.parts import Array, void_items
 from ..order import Rows
 
+_LONG_RUN = 4  # items in a row, in the mean, from which runs are copied one by one
+
 
 class CodedItems:
     """The items of one region of an object. Of one thread: it holds the block decoded last."""
@@ -28,31 +30,42 @@ class CodedItems:
 
     def take(self, rows: Rows, out: Array) -> None:
         """Copy items, which ascend, at least one, to `out`, contiguous void items."""
-        size, items = self._column.block_items, self._column.items
+        cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+        if len(rows) < _LONG_RUN * (1 + len(cuts)):
+            self._take_each(rows, out)
+            return
+        nbytes, place = self._column.item_nbytes, 0
+        target = out.view(np.uint8).data
+        starts, stops = rows[np.append(0, cuts)], rows[np.append(cuts - 1, -1)] + 1
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            end = place + (stop - start) * nbytes
+            self.copy(start * nbytes, stop * nbytes, target[place:end])
+            place = end
+
+    def _take_each(self, rows: Rows, out: Array) -> None:
+        size = self._column.block_items
         blocks = rows // size
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         starts, stops = np.append(0, cuts), np.append(cuts, len(rows))
-        whole = min(size, items)
-        for block, start, stop in zip(
-            blocks[starts].tolist(), starts.tolist(), stops.tolist(), strict=True
-        ):
-            within, some = rows[start:stop] - block * size, out[start:stop]
-            if stop - start == whole and (np.diff(within) == 1).all():
-                self._decode(block, some.view(np.uint8).data)
-            else:
-                void_items(self._decoded(block), self._region).take(within, out=some, mode="clip")
+        runs = zip(blocks[starts].tolist(), starts.tolist(), stops.tolist(), strict=True)
+        for block, start, stop in runs:
+            items = void_items(self._decoded(block), self._region)
+            items.take(rows[start:stop] - block * size, out=out[start:stop], mode="clip")
 
     def copy(self, start: int, stop: int, out: memoryview) -> None:
         """Copy bytes `start` to `stop` of the region, at least one, to `out`."""
         nbytes = self._column.block_nbytes
-        for block in range(start // nbytes, -(-stop // nbytes)):
-            first = block * nbytes
-            begin, end = max(start, first), min(stop, first + nbytes)
-            part = out[begin - start : end - start]
-            if end - begin == nbytes:
-                self._decode(block, part)
-            else:
-                part[:] = self._decoded(block)[begin - first : end - first]
+        first, last = -(-start // nbytes), stop // nbytes  # of whole blocks
+        if first > last:  # inside of one
+            out[:] = self._decoded(last)[start - last * nbytes : stop - last * nbytes]
+            return
+        head, tail = first * nbytes - start, stop - last * nbytes
+        if head:
+            out[:head] = self._decoded(first - 1)[nbytes - head :]
+        if first < last:
+            self._decode(first, last, out[head : len(out) - tail])
+        if tail:
+            out[len(out) - tail :] = self._decoded(last)[:tail]
 
     def all(self) -> Array:
         """All items."""
@@ -65,15 +78,19 @@ class CodedItems:
             self._number = -1
             if not len(self._block):
                 self._block = np.empty(self._column.block_nbytes, np.uint8)
-            self._decode(block, self._block.data)
+            self._decode(block, block + 1, self._block.data)
             self._number = block
         return self._block.data
 
-    def _decode(self, block: int, out: memoryview) -> None:
-        stored = self._show(*self._column.block_range(block))
+    def _decode(self, first: int, stop: int, out: memoryview) -> None:
+        """Whole blocks."""
+        stored = [self._show(*place) for place in self._column.ranges[first:stop].tolist()]
         try:
             self._codec.decode(stored, out, self._region.dtype.itemsize)
         except FormatError as error:
+            which = (
+                f"block {first}" if stop == first + 1 else f"one of blocks {first} to {stop - 1}"
+            )
             raise FormatError(
-                f"{self._where}: attribute {self._region.attribute!r}, block {block}: {error}"
+                f"{self._where}: attribute {self._region.attribute!r}, {which}: {error}"
             ) from error

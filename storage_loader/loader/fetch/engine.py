@@ -351,15 +351,18 @@ class Engine:
         return Ready(parts)
 
     def _portions(self, groups: list[ObjectRows], most: int) -> Iterator[list[ObjectRows]]:
-        """Groups of at most `most` rows together, and few of them; at least one."""
+        """Groups, or parts of them, of at most `most` rows together, and few of them."""
         some: list[ObjectRows] = []
         count = 0
         for group in groups:
-            if some and (count + len(group.rows) > most or len(some) == self.tuning.work_requests):
-                yield some
-                some, count = [], 0
-            some.append(group)
-            count += len(group.rows)
+            for start in range(0, len(group.rows), most):
+                part = group if len(group.rows) <= most else group.some(slice(start, start + most))
+                rows = len(part.rows)
+                if some and (count + rows > most or len(some) == self.tuning.work_requests):
+                    yield some
+                    some, count = [], 0
+                some.append(part)
+                count += rows
         if some:
             yield some
 
