@@ -166,10 +166,8 @@ class MappedObject(Holder):
         return cache.reserve(pages_nbytes(ranges, PAGE), self._file, stop)
 
     def row(self, row: int) -> dict[str, Any] | None:
-        """One row, copied; None where not all of it is here and verified, or it is compressed."""
+        """One row, copied; None where not all of it is here and verified."""
         values: dict[str, Any] = {}
-        if self.is_coded:
-            return None
         for a in self._objects.schema:
             if a.is_variable:
                 items = self._items_of(a, row)
@@ -183,25 +181,35 @@ class MappedObject(Holder):
                 continue
             if not self._has(a.name, row, row + 1):
                 return None
-            start = column.offset + row * column.item_nbytes
-            items = self._data[start : start + column.item_nbytes]
+            items = self._bytes(a.name, row, row + 1)
             values[a.name] = np.frombuffer(items, a.numpy_dtype).reshape(a.item_shape).copy()
         return values
 
     def _items_of(self, attribute: Attribute, row: int) -> memoryview | None:
         """The bytes of one row's items; None where not all of it is here and verified."""
         ends, values = (region.name for region in attribute.regions)
-        if not self._has(ends, max(0, row - 1), row + 1):
+        first = max(0, row - 1)
+        if not self._has(ends, first, row + 1):
             return None
-        stops = self.columns[ends][max(0, row - 1) : row + 1].view(END).tolist()
+        stops = np.frombuffer(self._bytes(ends, first, row + 1), END).tolist()
         start, stop = (stops[-2] if row else 0), stops[-1]
         column = self.layout.columns[values]
         if not 0 <= start <= stop <= column.items:
             check_ends(attribute.name, np.array([start]), np.array([stop]), column.items)
-        if start < stop and not self._has(values, start, stop):
-            return None
-        first, nbytes = column.offset, column.item_nbytes
-        return self._data[first + start * nbytes : first + stop * nbytes]
+        if start == stop:
+            return memoryview(b"")
+        return self._bytes(values, start, stop) if self._has(values, start, stop) else None
+
+    def _bytes(self, name: str, start: int, stop: int) -> memoryview:
+        """Items of a region, at least one, whose blocks are here."""
+        column = self.layout.columns[name]
+        start, stop = start * column.item_nbytes, stop * column.item_nbytes
+        decoder = self._decoder(name, self._shown)
+        if decoder is None:
+            return self._data[column.offset + start : column.offset + stop]
+        out = np.empty(stop - start, np.uint8).data
+        decoder.copy(start, stop, out)
+        return out
 
     def _has(self, name: str, start: int, stop: int) -> bool:
         """Whether these items of a region are here and verified; at least one."""
