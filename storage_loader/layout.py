@@ -135,10 +135,11 @@ class ObjectLayout:
                     f"{column.block_nbytes} bytes; an object has at most {MAX_SMALL_BLOCKS} of an "
                     f"attribute that are below {LEAST_BLOCK_NBYTES} bytes"
                 )
-            if column.codec is not None and column.block_nbytes > MAX_CODED_NBYTES:
+            most = min(MAX_CODED_NBYTES, max(BLOCK_NBYTES, column.item_nbytes))
+            if column.codec is not None and column.block_nbytes > most:  # a reader decodes it whole
                 raise FormatError(
                     f"object layout: {name!r} has coded blocks of {column.block_nbytes} bytes, the "
-                    f"most are {MAX_CODED_NBYTES}"
+                    f"most are {most}"
                 )
         self._check_places()
 
