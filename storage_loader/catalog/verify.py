@@ -301,7 +301,7 @@ class _Examiner:
 
     def _ends(self, key: str, column: Column) -> npt.NDArray[np.int64]:
         """The ends of rows, of blocks that are right."""
-        blocks = self._store.get_ranges(key, list(map(tuple, column.ranges.tolist())))  # type: ignore[arg-type]
+        blocks = self._store.get_ranges(key, list(map(tuple, column.ranges.tolist())))
         if column.codec is not None:
             out = np.empty(column.num_blocks * column.block_nbytes, np.uint8)
             for i, block in enumerate(blocks):

@@ -345,6 +345,7 @@ def test_fixed_rows_need_offsets_or_a_directory_that_has_them(memory: dict[str, 
         Dataset(config)[:]
     republish(config, lambda commit, data: commit["layouts"].pop())
     assert (Dataset(config)[:]["image"] == good).all()
+    republish(config, lambda commit, data: commit["objects"].update(decoded=[1000]))
     for change in (lambda la: la.update(codecs={}), lambda la: la.pop("codecs")):
         republish(config, lambda commit, data, change=change: change(commit["layouts"][0]))
         with pytest.raises(FormatError, match="object directory: "):
