@@ -70,7 +70,23 @@ class _Zstd(Library):
         return bytes(cramjam.zstd.compress(data, codec.complevel))
 
     def decode(self, data: memoryview, out: memoryview) -> int:
+        # For a frame that does not say its size, few bytes make the decoder reserve 128 MiB.
+        if self._content_nbytes(data) != out.nbytes:
+            raise ValueError("its head says another size, or none")
         return int(cramjam.zstd.decompress_into(data, out))
+
+    @staticmethod
+    def _content_nbytes(frame: memoryview) -> int | None:
+        """What the head of a frame says (RFC 8878, 3.1.1.1)."""
+        if bytes(frame[:4]) != b"\x28\xb5\x2f\xfd" or frame.nbytes == 4:
+            return None
+        flags = frame[4]
+        is_single = flags >> 5 & 1
+        size = (is_single, 2, 4, 8)[flags >> 6]  # bytes that say it
+        place = 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
+        if not size or frame.nbytes < place + size:
+            return None
+        return int.from_bytes(frame[place : place + size], "little") + (256 if size == 2 else 0)
 
 
 class _LZ4(Library):

@@ -135,10 +135,11 @@ class ObjectLayout:
                     f"{column.block_nbytes} bytes; an object has at most {MAX_SMALL_BLOCKS} of an "
                     f"attribute that are below {LEAST_BLOCK_NBYTES} bytes"
                 )
-            if column.codec is not None and column.block_nbytes > MAX_CODED_NBYTES:
+            most = min(MAX_CODED_NBYTES, max(BLOCK_NBYTES, column.item_nbytes))
+            if column.codec is not None and column.block_nbytes > most:  # a reader decodes it whole
                 raise FormatError(
                     f"object layout: {name!r} has coded blocks of {column.block_nbytes} bytes, the "
-                    f"most are {MAX_CODED_NBYTES}"
+                    f"most are {most}"
                 )
         self._check_places()
 
@@ -326,26 +327,37 @@ class Outline:
                     f"object directory: {region.name!r} has {counts[region.name]} items; decoded "
                     f"they are more than {MAX_OBJECT_NBYTES} bytes"
                 )
+        offsets = {r.name: offset for r, offset in zip(regions, figures[::3], strict=True)}
+        coded = self._coded(schema, counts, words[num_places:])
+        for region, nbytes in zip(regions, figures[2::3], strict=True):
+            name, stored = region.name, counts[region.name] * region.item_nbytes
+            if stored and name in coded:
+                starts, ends = coded[name].T
+                stored = int((ends - starts).sum())
+                if offsets[name] != starts[0]:
+                    raise FormatError(
+                        f"object directory: {name!r} begins at byte {offsets[name]}, its first "
+                        f"block at {starts[0]}"
+                    )
+            if stored != nbytes:
+                raise FormatError(
+                    f"object directory: {name!r} has {counts[name]} items in {nbytes} bytes"
+                )
         made = ObjectLayout.of(
             schema,
             rows=self.rows,
             nbytes=self.nbytes,
-            offsets={r.name: offset for r, offset in zip(regions, figures[::3], strict=True)},
+            offsets=offsets,
             blocks=self.blocks,
             directory_offset=self.directory_range[0],
             values=counts,
             codecs=self.codecs,
-            coded=self._coded(schema, counts, words[num_places:]),
+            coded=coded,
         )
         if made.num_words != len(words):
             raise FormatError(
                 f"object directory: {len(words)} entries, the object needs {made.num_words}"
             )
-        for (name, column), nbytes in zip(made.columns.items(), figures[2::3], strict=True):
-            if column.stored_nbytes != nbytes:
-                raise FormatError(
-                    f"object directory: {name!r} has {column.items} items in {nbytes} bytes"
-                )
         if made.is_coded and (made.words(made.checksums(words)) != words).any():
             raise FormatError("object directory: what it says of blocks is not what it says of all")
         return made

@@ -1,16 +1,20 @@
 """docs/format.md is enough to read a dataset, and what was stored once stays readable.
 
-`Independent` is a reader written from that page alone: JSON, byte ranges and XXH3, nothing of this
-library and no HDF5.
+`Independent` is a reader written from that page alone: JSON, byte ranges, XXH3 and decompressors,
+nothing of this library and no HDF5.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import uuid
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +60,60 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8"
     )
+
+
+def lz4_block(data: bytes) -> bytes:
+    """Sequences of literals and matches: https://github.com/lz4/lz4, lz4_Block_format.md."""
+    out, place = bytearray(), 0
+
+    def length(nibble: int) -> int:
+        nonlocal place
+        total, more = nibble, nibble == 15
+        while more:
+            total, more, place = total + data[place], data[place] == 255, place + 1
+        return total
+
+    while True:
+        token = data[place]
+        place += 1
+        literals = length(token >> 4)
+        out += data[place : place + literals]
+        place += literals
+        if place == len(data):
+            return bytes(out)
+        distance = int.from_bytes(data[place : place + 2], "little")
+        assert 0 < distance <= len(out)
+        place += 2
+        for _ in range(length(token & 15) + 4):
+            out.append(out[-distance])
+
+
+def lz4_frame(data: bytes) -> bytes:
+    out = lz4_block(data[16:])
+    sizes = (len(out), 8), (len(out), 4), (len(data) - 16, 4)
+    assert data[:16] == b"".join(number.to_bytes(size, "big") for number, size in sizes)
+    return out
+
+
+def zstd_frame(data: bytes) -> bytes:
+    out = zstandard.ZstdDecompressor().decompress(data)  # needs the content's size
+    assert len(out) == zstandard.frame_content_size(data)
+    return out
+
+
+DECODERS = {"zlib": zlib.decompress, "zstd": zstd_frame, "lz4": lz4_frame}
+
+
+def decoded_block(data: bytes, codec: dict[str, Any], nbytes: int, value_nbytes: int) -> bytes:
+    assert 0 < len(data) <= nbytes
+    if len(data) == nbytes:
+        return data
+    out = DECODERS[codec["complib"]](data)
+    assert len(out) == nbytes
+    if codec["shuffle"] and value_nbytes > 1:
+        count = nbytes // value_nbytes
+        out = b"".join(out[i::count] for i in range(count))
+    return out
 
 
 class Independent:
@@ -109,7 +168,8 @@ class Independent:
             assert commit["schema"] == digest[:16]
             assert not commit.get("requires")
             known = ["key", "rows", "nbytes", "checksum", "directory_checksum", "layout"]
-            if any(map(self.is_variable, self.attributes)):
+            is_coded = any("codecs" in layout for layout in commit["layouts"])
+            if is_coded or any(map(self.is_variable, self.attributes)):
                 known += ["directory", "directory_nbytes", "decoded"]
             columns = commit["objects"]
             for place in range(len(columns["key"])):
@@ -121,6 +181,11 @@ class Independent:
     @staticmethod
     def is_variable(attribute: dict[str, Any]) -> bool:
         return attribute["dtype"] in TEXTS or attribute["shape"][:1] == [None]
+
+    @staticmethod
+    def value_nbytes(attribute: dict[str, Any], region: str) -> int:
+        """Bytes of one value of the dtype, which are shuffled."""
+        return 8 if region.endswith("/ends") else ITEM.get(attribute["dtype"], 1)
 
     def regions(self) -> list[tuple[str, str, int]]:
         """Name, attribute and bytes of an item, in order."""
@@ -141,30 +206,56 @@ class Independent:
         assert f"{xxhash.xxh3_64_intdigest(data):016x}" == one["checksum"]
         layout = layouts[one["layout"]]
         regions = self.regions()
+        codecs = layout.get("codecs", {})
+        assert set(codecs) <= {name for name, _, _ in regions}
         places: list[int] = []
+        of_blocks = iter(())  # start and bytes of each block
         if "directory" in one:
-            words = data[one["directory"] : one["directory"] + one["directory_nbytes"]]
-            places = np.frombuffer(words, "<u8")[: 1 + 3 * len(regions)].tolist()
+            table = data[one["directory"] : one["directory"] + one["directory_nbytes"]]
+            words = np.frombuffer(table, "<u8").tolist()
+            places, words = words[: 1 + 3 * len(regions)], words[1 + 3 * len(regions) :]
             assert places[0] == 0
-        checksums, found, parts = [], {}, []
+            if codecs:
+                third = len(words) // 3
+                of_blocks = zip(words[third : 2 * third], words[2 * third :], strict=True)
+        all_blocks, found, parts = [], {}, []
         for i, (name, attribute, item_nbytes) in enumerate(regions):
             if places:
                 start, items, nbytes = places[1 + 3 * i : 4 + 3 * i]
-                assert nbytes == items * item_nbytes
             else:
-                start, items = layout["offsets"][name], one["rows"]
-            end = start + items * item_nbytes
-            found[name] = data[start:end]
+                start, items, nbytes = layout["offsets"][name], one["rows"], None
+            decoded = items * item_nbytes
             assert items == one["rows"] or name == f"{attribute}/values"
-            if start == end:
-                assert start == 0
+            if not decoded:
+                assert (start, nbytes or 0) == (0, 0)
+                found[name] = b""
                 continue
-            parts.append((start, end))
             block = layout["blocks"][name] * item_nbytes
-            checksums += [
-                xxhash.xxh3_64_intdigest(data[first : min(first + block, end)])
-                for first in range(start, end, block)
-            ]
+            if name in codecs:
+                blocks = [next(of_blocks) for _ in range(-(-decoded // block))]
+                assert (start, nbytes) == (blocks[0][0], sum(n for _, n in blocks))
+                block = min(block, decoded)
+                [value] = [
+                    self.value_nbytes(a, name) for a in self.attributes if a["name"] == attribute
+                ]
+                pieces = [
+                    decoded_block(data[b : b + n], codecs[name], block, value) for b, n in blocks
+                ]
+                found[name] = b"".join(pieces)[:decoded]
+                parts += [(b, b + n) for b, n in blocks]
+            else:
+                assert nbytes in (None, decoded)
+                found[name] = data[start : start + decoded]
+                parts.append((start, start + decoded))
+                blocks = [
+                    (b, min(block, start + decoded - b))
+                    for b in range(start, start + decoded, block)
+                ]
+                assert not codecs or [next(of_blocks) for _ in blocks] == blocks
+            all_blocks += blocks
+        checksums = [xxhash.xxh3_64_intdigest(data[b : b + n]) for b, n in all_blocks]
+        if codecs:
+            checksums += [number for column in zip(*all_blocks, strict=True) for number in column]
         table = np.array([*places, *checksums], "<u8").tobytes()
         start = one.get("directory", layout.get("directory"))
         assert data[start : start + len(table)] == table
@@ -308,6 +399,110 @@ def test_the_ragged_golden_objects_are_hdf5() -> None:
             assert ends[-1] * a.item_nbytes == sum(map(len, rows[a.name]))
 
 
+COMPRESSED_CONFIG = DataConfig("compressed", storage=GOLDEN)
+
+
+def expected_compressed(numbers: list[int]) -> dict[str, Any]:
+    rows = golden.compressed(numbers)
+    return {
+        a.name: as_octets([*rows[a.name]], a) if a.is_variable else rows[a.name].tobytes()
+        for a in golden.KINDS_COMPRESSED
+    }
+
+
+def test_the_compressed_golden_dataset_is_read_by_the_specification_alone() -> None:
+    reader = Independent(golden_files(), "compressed", {})
+    assert reader.rows() == expected_compressed(golden.COMPRESSED_ROWS)
+    libraries = []
+    for commit in reader.live():
+        [layout] = commit["layouts"]
+        assert set(layout) == {"blocks", "codecs"}
+        assert "plain" not in layout["codecs"]
+        libraries.append({codec["complib"] for codec in layout["codecs"].values()})
+    assert libraries == [set(DECODERS)] * 3
+    waves = [commit["layouts"][0]["codecs"]["wave"] for commit in reader.live()]
+    assert [wave["shuffle"] for wave in waves] == [True, True, False]
+
+
+def test_the_compressed_golden_dataset_is_read_by_this_version() -> None:
+    numbers, kinds = golden.COMPRESSED_ROWS, golden.KINDS_COMPRESSED
+    some = [40, 3, 0, 23, 24, 30, 31]
+    dataset = Dataset(COMPRESSED_CONFIG)
+    for chosen, batch in (
+        (numbers, dataset[:]),
+        ([numbers[i] for i in some], dataset[some]),
+        *((numbers, one) for one in DataLoader(COMPRESSED_CONFIG, batch_size=100)),
+        *((numbers, one) for one in DataLoader(COMPRESSED_CONFIG, batch_size=100, index=True)),
+    ):
+        rows = golden.compressed(chosen)
+        assert list(batch) == [a.name for a in kinds]
+        for a in kinds:
+            if a.is_variable:
+                assert as_octets([*batch[a.name]], a) == as_octets([*rows[a.name]], a)
+            else:
+                assert batch[a.name].tobytes() == rows[a.name].tobytes()
+    verified = verify_dataset(COMPRESSED_CONFIG)
+    assert (verified.problems, verified.num_rows) == ((), len(numbers))
+
+
+PLAIN_H5PY = """
+import sys
+import h5py, hdf5plugin, numpy
+parts = {}
+for path in sys.argv[2:]:
+    with h5py.File(path) as h5:
+        def add(name, one):
+            if isinstance(one, h5py.Dataset) and name != ".directory":
+                parts.setdefault(name, []).append(one[...].tobytes())
+        h5.visititems(add)
+assert not [name for name in sys.modules if name.startswith("storage_loader")]
+arrays = {n.replace("/", "@"): numpy.frombuffer(b"".join(p), "u1") for n, p in parts.items()}
+numpy.savez(sys.argv[1], **arrays)
+"""
+
+
+def test_plain_h5py_with_plugins_reads_the_compressed_golden_objects(tmp_path: Path) -> None:
+    """In a process that has nothing of this library, nor where it could be imported from."""
+    objects = sorted((GOLDEN / "compressed").rglob("*.h5"))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    out = tmp_path / "read.npz"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", PLAIN_H5PY, out, *objects],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {name.replace("@", "/"): array.tobytes() for name, array in np.load(out).items()}
+    rows = golden.compressed(golden.COMPRESSED_ROWS)
+    for a in golden.KINDS_COMPRESSED:
+        if not a.is_variable:
+            assert found.pop(a.name) == rows[a.name].tobytes()
+            continue
+        octets = b"".join(as_octets([*rows[a.name]], a))
+        if a.dtype == "bfloat16":  # which h5py shows in the next larger float
+            octets = np.frombuffer(octets, a.numpy_dtype).astype("<f4").tobytes()
+        assert found.pop(f"{a.name}/values") == octets
+        ends = np.frombuffer(found.pop(f"{a.name}/ends"), "<i8")
+        lengths = [len(row) // a.item_nbytes for row in as_octets([*rows[a.name]], a)]
+        parts = np.split(np.array(lengths), [24, 31])  # an object each
+        assert ends.tolist() == np.concatenate([part.cumsum() for part in parts]).tolist()
+    assert not found
+
+
+@pytest.mark.parametrize("part", ["wave", "tokens/values", "meta/ends", "plain", ".directory"])
+def test_the_independent_reader_sees_damage_of_compressed_rows(part: str) -> None:
+    files = golden_files()
+    key = min(key for key in files if key.startswith("compressed/") and key.endswith(".h5"))
+    with h5py.File(GOLDEN / key) as h5:
+        plain = h5[part].chunks is None
+        one = h5[part].id
+        offset = one.get_offset() if plain else one.get_chunk_info(1).byte_offset
+    body = bytearray(files[key])
+    body[offset + 1] ^= 1
+    files[key] = bytes(body)
+    with pytest.raises(AssertionError):
+        Independent(files, "compressed", {}).rows()
+
+
 @pytest.mark.parametrize("part", ["tokens/values", "caption/ends", "row", ".directory"])
 def test_the_independent_reader_sees_damage_of_ragged_rows(part: str) -> None:
     files = golden_files()
@@ -355,7 +550,7 @@ def test_the_script_still_makes_the_golden_dataset(tmp_path: Path) -> None:
         if path.is_file()
     }
     assert sorted(made) == sorted(golden_files())
-    for name, additional in (("golden", ADDITIONAL), ("ragged", {})):
+    for name, additional in (("golden", ADDITIONAL), ("ragged", {}), ("compressed", {})):
         check_same(*(Independent(f, name, additional) for f in (made, golden_files())))
 
 

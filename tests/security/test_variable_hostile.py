@@ -14,7 +14,6 @@ import pytest
 from storage_loader import DataConfig, DataLoader, Dataset, verify_dataset
 from storage_loader.errors import FormatError
 from tests.support.crafted import Change, publish
-from tests.support.faulty import watch
 
 ROWS = 40
 COUNT = 5 * ROWS  # items of all rows
@@ -29,18 +28,7 @@ READS: dict[str, Callable[[DataConfig, dict[str, Any]], object]] = {
 }
 
 
-Way = tuple[dict[str, str], dict[str, Any]]
-
-
-@pytest.fixture(params=["mapped", "unverified", "fetched", "cached"])
-def way(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: dict[str, str]
-) -> Way:
-    """Where the rows lie, and how they are read: each path of bytes by itself."""
-    if request.param in ("fetched", "cached"):
-        watch(monkeypatch, local=False)
-    settings = {"unverified": {"verify": False}, "fetched": {"cache_size": 0}}
-    return memory, settings.get(request.param, {})
+Way = tuple[dict[str, str], dict[str, Any]]  # see conftest.py
 
 
 def the_config(storage: dict[str, str], dtype: str = "int32") -> DataConfig:
