@@ -85,6 +85,11 @@ _MEANT = {
     **dict.fromkeys(("columns", "fields", "features", "schema"), "attributes"),
     **dict.fromkeys(("metadata", "tags", "where"), "additional"),
     **dict.fromkeys(("compression", "codec"), "compressor"),
+    **dict.fromkeys(("len", "max_len", "max_length", "size", "width"), "length"),
+    **dict.fromkeys(("fill", "fill_value", "pad_value", "padding_value"), "value"),
+    **dict.fromkeys(("truncation", "cut"), "truncate"),
+    "pad_to_multiple_of": "multiple_of",
+    "padding_side": "side",
     "overwrite": "refresh",
     "device": "sharding",
     "sharding": "device",
@@ -228,6 +233,13 @@ def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def checked_init(cls: type[T]) -> type[T]:
+    """Decorate a dataclass so that an unknown keyword raises `UnknownNameError`."""
+    checked = checked_keywords(cls.__init__)
+    setattr(cls, "__init__", checked)  # noqa: B010  mypy knows no other way
+    return cls
 
 
 def handed_on(given: Mapping[str, Any], taker: type) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_every_kind_as_numpys_loader_gives_it(saved: DataConfig, way: str, worke
 
 
 def test_element_spec_says_what_comes(saved: DataConfig) -> None:
-    pads = {"tokens": Pad(0, 1000, multiple_of=64), "boxes": 0}
+    pads = {"tokens": Pad(0, 1024, multiple_of=64), "boxes": 0}
     names = ["tokens", "boxes", "half", "meta"]
     loader = DataLoader(saved, 16, attributes=names, pad=pads, extras=("row",), drop_last=True)
     assert list(loader.element_spec.items()) == [
