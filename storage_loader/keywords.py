@@ -32,6 +32,7 @@ _REDACTED = (
     (_ASSIGNED, r"\1***"),
 )
 _LONGEST_SHOWN = 200  # characters
+_LONGEST_ERROR = 500
 
 
 class _Short(reprlib.Repr):
@@ -135,6 +136,17 @@ def shown(value: object) -> str:
     in a URL beside its host and path.
     """
     return _short.repr(value)
+
+
+def brief(error: BaseException) -> str:
+    """An error of a user's code for our message: its class and the beginning of its text.
+
+    Some show all that they were given.
+    """
+    text = str(error)
+    if len(text) > _LONGEST_ERROR:
+        text = f"{text[:_LONGEST_ERROR]}... ({len(text)} characters)"
+    return f"{type(error).__name__}: {text}"
 
 
 def shown_as(name: str, value: object) -> str:

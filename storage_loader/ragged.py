@@ -151,10 +151,10 @@ class Pad:
             return lengths - kept, width - kept
         return np.zeros_like(kept), np.zeros_like(kept)
 
-    def dense(self, rows: Ragged) -> Array:
-        """The rows in one array, shape (rows, width, *shape of an item)."""
+    def dense(self, rows: Ragged, name: str = "") -> Array:
+        """The rows in one array, shape (rows, width, *shape of an item); `name` as for `width`."""
         lengths = rows.lengths
-        width = self.width(lengths)
+        width = self.width(lengths, name)
         dense = np.empty((len(rows), width, *rows.values.shape[1:]), rows.values.dtype)
         dense[...] = self.value
         firsts, places = self.places(lengths, width)
