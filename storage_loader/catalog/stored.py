@@ -91,7 +91,9 @@ def parse_dataset(data: bytes, key: str, store: Store) -> tuple[dict[str, object
     except StorageLoaderError as error:
         raise FormatError(f"{place}: {error}") from error
     if schema.to_json() != attributes:
-        raise FormatError(f"{place}: an attribute is not written as name, dtype and shape")
+        raise FormatError(
+            f"{place}: an attribute is not written as name, dtype and shape, unit and description"
+        )
     if f"{described.dataset_prefix}/dataset.json" != key:
         raise FormatError(f"{place}: this describes another dataset, {shown(described.identity)}")
     return described.identity, schema
