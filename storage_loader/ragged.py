@@ -144,12 +144,13 @@ class Pad:
         """How many items of rows of these lengths are in the batch."""
         return lengths if self.length is None else np.minimum(lengths, self.length)
 
-    def places(self, lengths: Offsets, width: int) -> tuple[Offsets, Offsets]:
-        """Of rows of these lengths, items: the first one kept, and its place of `width`."""
-        kept = self.kept(lengths)
-        if self.side == "left":
-            return lengths - kept, width - kept
-        return np.zeros_like(kept), np.zeros_like(kept)
+    def skipped(self, lengths: Offsets) -> Offsets | int:
+        """How many items at the beginning of such rows are not."""
+        return lengths - self.kept(lengths) if self.side == "left" else 0
+
+    def places(self, kept: Offsets, width: int) -> Offsets | int:
+        """Where rows that have so many items in the batch begin in their `width`."""
+        return width - kept if self.side == "left" else 0
 
     def dense(self, rows: Ragged, name: str = "") -> Array:
         """The rows in one array, shape (rows, width, *shape of an item); `name` as for `width`."""
@@ -157,9 +158,9 @@ class Pad:
         width = self.width(lengths, name)
         dense = np.empty((len(rows), width, *rows.values.shape[1:]), rows.values.dtype)
         dense[...] = self.value
-        firsts, places = self.places(lengths, width)
-        starts = (rows.offsets[:-1] + firsts).tolist()
-        kept = self.kept(lengths).tolist()
-        for row, place, start, count in zip(dense, places.tolist(), starts, kept, strict=True):
+        kept = self.kept(lengths)
+        starts = (rows.offsets[:-1] + self.skipped(lengths)).tolist()
+        places = (np.zeros_like(kept) + self.places(kept, width)).tolist()
+        for row, place, start, count in zip(dense, places, starts, kept.tolist(), strict=True):
             row[place : place + count] = rows.values[start : start + count]
         return dense

@@ -114,6 +114,8 @@ class Dataset(View):
 
     def _finish_row(self, row: Mapping[str, Any], number: int) -> Any:
         """One row as the user gets it: padded for itself."""
+        if not self._pad:
+            return self._finish(row, (number,), is_row=True)
         fields: dict[str, Any] = {}
         for name, field in row.items():
             if name in self._pad:

@@ -174,7 +174,7 @@ def test_info_shows_units_and_descriptions(folder: dict[str, str]) -> None:
     assert cells == [
         ["ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", "UNIT", "DESCRIPTION"],
         ["depth", "float32", "(2,)", "8 B", "m", r"along\n\x1b[2J the axis"],
-        ["label", "int64", "scalar", "8 B", "-", "-"],
+        ["label", "int64", "()", "8 B", "-", "-"],
     ]
     shown = json.loads(run("info", folder["storage"], "noted", "--json").stdout)["attributes"]
     assert [(a.get("unit"), a.get("description")) for a in shown] == [

@@ -515,3 +515,22 @@ def test_decoded_rows_of_several_shapes_are_a_list_of_tensors(decoded: DataConfi
         dataset = Dataset(decoded, decode={"raw": flipped})
         [batch] = torch.utils.data.DataLoader(dataset, batch_size=100)
         assert [len(image) for image in batch["raw"]] == [1 + n % 8 for n in range(100)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_decoded_rows_come_to_a_device(decoded: DataConfig, cuda: FakeCuda, workers: int) -> None:
+    decode = {"raw": decoders.image, "words": str.split}
+    found: list[int] = []
+
+    def kernel(images: torch.Tensor, rows: torch.Tensor) -> None:
+        assert images[:, 0, 0].tolist() == rows.tolist()
+        found.extend(rows.tolist())
+
+    loader = DataLoader(decoded, 16, device="cuda:0", decode=decode, num_workers=workers, epochs=2)
+    for batch in loader:
+        assert isinstance(batch["words"], list)
+        cuda.run(functools.partial(kernel, batch["raw"], batch["row_"]))
+        del batch
+    cuda.default.finish()
+    assert found == [*range(decoders.COUNT)] * 2
+    assert cuda.on_device == 0

@@ -160,7 +160,8 @@ class PaddedRows:
 
     def fields(self, parts: RaggedParts | None, asked: Asked) -> Mapping[str, Field]:
         attribute, pad, located = self._attribute, self._pad, _Located(parts, asked)
-        item = attribute.item_nbytes
+        kept, item = pad.kept(located.counts), attribute.item_nbytes
+        starts = located.starts + pad.skipped(located.counts) * item
 
         def dense(i: int, memory: Memory | None) -> Array:
             counts = located.counts[i]
@@ -168,17 +169,15 @@ class PaddedRows:
             room = _room(len(counts) * width * item, memory)
             made = _items(room, attribute).reshape(len(counts), width, *attribute.item_shape)
             made[...] = pad.value  # raises where it is none of the dtype
-            firsts, places = pad.places(counts, width)
             source, out = located.octets, room.data
-            starts = (located.starts[i] + firsts * item).tolist()
-            targets = ((np.arange(len(counts)) * width + places) * item).tolist()
-            sizes = (pad.kept(counts) * item).tolist()
-            for start, place, size in zip(starts, targets, sizes, strict=True):
+            places = (np.arange(len(counts)) * width + pad.places(kept[i], width)) * item
+            sizes = (kept[i] * item).tolist()
+            for start, place, size in zip(starts[i].tolist(), places.tolist(), sizes, strict=True):
                 out[place : place + size] = source[start : start + size]
             return made
 
         def length(i: int, memory: Memory | None) -> Array:
-            lengths: Array = pad.kept(located.counts[i]).copy()
+            lengths: Array = kept[i].copy()
             return lengths
 
         return {attribute.name: dense, length_name(attribute.name): length}
