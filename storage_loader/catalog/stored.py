@@ -28,7 +28,7 @@ DATASET_KEYS = ("name", "additional", "attributes")  # of dataset.json
 ORDER_KEY = "order"  # there, where rows are not ordered by commit
 
 _DEEPEST = 4  # folders below a store's own where datasets and storages are looked for
-_MOST = 5000  # folders of groups that one listing of datasets looks into
+_MOST = 1000  # folders in folders, without a dataset, that one listing of datasets looks into
 
 _ABOVE = ".."  # no prefix is called so
 
@@ -59,24 +59,28 @@ def dataset_ids(store: Store, name: str) -> list[str]:
 
 
 def _named(store: Store) -> Iterator[tuple[str, list[str]]]:
-    """Each name that datasets may have, with their ids; those of few parts first."""
+    """Each name that datasets may have, with their ids; those of few parts first.
+
+    A storage may hold folders of somebody else's without end: of those in folders, that hold no
+    dataset themselves, only so many are looked into.
+    """
     waiting = deque(name for name in store.list_folders() if is_dataset_name(name))
-    groups = 0
+    in_vain = 0
     while waiting:
         name = waiting.popleft()
-        if "/" in name:
-            groups += 1
-            if groups > _MOST:
-                _log.warning(
-                    "%s holds more than %d folders that may be groups of datasets: those from "
-                    "%r on are left out; look into one of its prefixes instead",
-                    store.url,
-                    _MOST,
-                    name,
-                )
-                return
         folders = store.list_folders(name)
-        yield name, [folder for folder in folders if is_dataset_id(folder)]
+        ids = [folder for folder in folders if is_dataset_id(folder)]
+        yield name, ids
+        in_vain += "/" in name and not ids
+        if in_vain > _MOST:
+            _log.warning(
+                "%s holds more than %d folders that may be groups and hold no dataset: those after "
+                "%r are left out; look into one of its prefixes instead",
+                store.url,
+                _MOST,
+                name,
+            )
+            return
         waiting.extend(one for one in (f"{name}/{f}" for f in folders) if is_dataset_name(one))
 
 
