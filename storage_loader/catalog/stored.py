@@ -152,7 +152,7 @@ def _owner(store: Store, data: bytes, key: str) -> str:
     """The prefix of the storage that a dataset.json belongs to, by its key; "" is this one.
 
     A dataset "b" of a storage `a` lies in the folder a/b, as does one called "a/b" of the storage
-    that `a` lies in: seen from there the first has the owner "a", and from `a` the second ".."
+    that `a` lies in: seen from there the first has the owner "a", and from `a` the second "..".
     Of what is no dataset.json nothing is said here.
     """
     here = key.removesuffix("/dataset.json")
