@@ -36,7 +36,10 @@ STORAGE_VARIABLE = "STORAGE_LOADER_STORAGE"
 JSONScalar = str | int | float | bool | None
 
 _SCHEMES = ("s3", "file", "memory")
-_DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_DATASET_NAME = re.compile(rf"(?=.{{1,128}}\Z){_NAME_PART}(/{_NAME_PART}){{0,7}}")
+_DATASET_ID = re.compile("[0-9a-f]{16}")
+_OWN_FOLDERS = ("metadata", "objects", "files")  # of every dataset, below its id
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"[!-~]+")
 
@@ -255,11 +258,7 @@ class DataConfig:
         timeout: float = DEFAULT_TIMEOUT,
         deadline: float = DEFAULT_DEADLINE,
     ) -> None:
-        if not isinstance(dataset_name, str) or not _DATASET_NAME.fullmatch(dataset_name):
-            raise ConfigError(
-                f"dataset_name {shown(dataset_name)}: 1 to 128 letters, digits, '.', '_' and '-', "
-                "beginning with a letter or digit"
-            )
+        _check_dataset_name(dataset_name)
         _check_object_size(max_object_size)
         url = _storage(storage, endpoint)
         _check_s3_settings(
@@ -474,7 +473,32 @@ def _seconds(name: str, value: object, *, least: float) -> float:
 
 def is_dataset_name(name: str) -> bool:
     """Whether a dataset may have this name; other folders are somebody else's."""
-    return _DATASET_NAME.fullmatch(name) is not None
+    parts = name.split("/")
+    return _DATASET_NAME.fullmatch(name) is not None and not any(map(_is_own, parts))
+
+
+def is_dataset_id(folder: str) -> bool:
+    """Whether a folder may be a dataset's, below its name: no part of a name looks so."""
+    return _DATASET_ID.fullmatch(folder) is not None
+
+
+def _is_own(part: str) -> bool:
+    """Whether a part of a name is what a dataset's folder, or one in it, may be called."""
+    return part in _OWN_FOLDERS or is_dataset_id(part)
+
+
+def _check_dataset_name(name: object) -> None:
+    if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name):
+        raise ConfigError(
+            f"dataset_name {shown(name)}: 1 to 128 letters, digits, '.', '_' and '-', beginning "
+            "with a letter or digit; up to 8 such parts may be joined by '/', as in 'vision/digits'"
+        )
+    for part in name.split("/"):
+        if _is_own(part):
+            what = "a folder of every dataset" if part in _OWN_FOLDERS else "a dataset's id"
+            raise ConfigError(
+                f"dataset_name {shown(name)}: {part!r} is what {what} is called; choose another"
+            )
 
 
 def dataset_prefix(name: str, additional: Mapping[str, JSONScalar]) -> str:

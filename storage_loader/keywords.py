@@ -32,6 +32,7 @@ _REDACTED = (
     (_ASSIGNED, r"\1***"),
 )
 _LONGEST_SHOWN = 200  # characters
+_LONGEST_ERROR = 500
 
 
 class _Short(reprlib.Repr):
@@ -85,6 +86,11 @@ _MEANT = {
     **dict.fromkeys(("columns", "fields", "features", "schema"), "attributes"),
     **dict.fromkeys(("metadata", "tags", "where"), "additional"),
     **dict.fromkeys(("compression", "codec"), "compressor"),
+    **dict.fromkeys(("len", "max_len", "max_length", "size", "width"), "length"),
+    **dict.fromkeys(("fill", "fill_value", "pad_value", "padding_value"), "value"),
+    **dict.fromkeys(("truncation", "cut"), "truncate"),
+    "pad_to_multiple_of": "multiple_of",
+    "padding_side": "side",
     "overwrite": "refresh",
     "device": "sharding",
     "sharding": "device",
@@ -130,6 +136,17 @@ def shown(value: object) -> str:
     in a URL beside its host and path.
     """
     return _short.repr(value)
+
+
+def brief(error: BaseException) -> str:
+    """An error of a user's code for our message: its class and the beginning of its text.
+
+    Some show all that they were given.
+    """
+    text = str(error)
+    if len(text) > _LONGEST_ERROR:
+        text = f"{text[:_LONGEST_ERROR]}... ({len(text)} characters)"
+    return f"{type(error).__name__}: {text}"
 
 
 def shown_as(name: str, value: object) -> str:
@@ -228,6 +245,13 @@ def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def checked_init(cls: type[T]) -> type[T]:
+    """Decorate a dataclass so that an unknown keyword raises `UnknownNameError`."""
+    checked = checked_keywords(cls.__init__)
+    setattr(cls, "__init__", checked)  # noqa: B010  mypy knows no other way
+    return cls
 
 
 def handed_on(given: Mapping[str, Any], taker: type) -> dict[str, Any]:

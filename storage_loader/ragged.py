@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ConfigError, LoaderError
-from .keywords import shown
+from .keywords import checked_init, shown
 
 Array = npt.NDArray[Any]
 Offsets = npt.NDArray[np.int64]
@@ -89,13 +89,15 @@ class Ragged(Sequence[Array]):
         return type(self), (self.values, self.offsets)
 
 
+@checked_init
 @dataclass(frozen=True)
 class Pad:
     """How rows of different length are made equal: with `value`, up to the longest of the batch.
 
     `length`: to this many items always; `truncate` cuts longer rows, which are an error else.
-    `multiple_of`: the longest, rounded up to a multiple, so that few shapes occur. `side`: where
-    the padding stands; the other end is what `truncate` keeps.
+    `multiple_of`: the longest, rounded up to a multiple, so that few shapes occur; a `length` that
+    is given too must be one. `side`: where the padding stands; the other end is what `truncate`
+    keeps.
     """
 
     value: Any = 0
@@ -115,6 +117,12 @@ class Pad:
             raise ConfigError(f"pad: side {shown(self.side)}: 'right' or 'left'")
         if self.truncate and self.length is None:
             raise ConfigError("pad: truncate=True needs length=, to which longer rows are cut")
+        if self.length is not None and self.length % self.multiple_of:
+            whole = -(-self.length // self.multiple_of) * self.multiple_of
+            raise ConfigError(
+                f"pad: length {self.length} is no multiple of {self.multiple_of}: rows are just "
+                f"length wide; leave multiple_of out, or give length={whole}"
+            )
 
     def width(self, lengths: Offsets, name: str = "") -> int:
         """Items of each padded row, for rows of these lengths.
@@ -130,22 +138,29 @@ class Pad:
                 f"{whose}row {int(lengths.argmax())} of the batch has {longest} items, pad says "
                 f"length {self.length}; give truncate=True to cut it, or a larger length"
             )
-        return -(-self.length // self.multiple_of) * self.multiple_of
+        return self.length
 
-    def dense(self, rows: Ragged) -> Array:
-        """The rows in one array, shape (rows, width, *shape of an item)."""
+    def kept(self, lengths: Offsets) -> Offsets:
+        """How many items of rows of these lengths are in the batch."""
+        return lengths if self.length is None else np.minimum(lengths, self.length)
+
+    def skipped(self, lengths: Offsets) -> Offsets | int:
+        """How many items at the beginning of such rows are not."""
+        return lengths - self.kept(lengths) if self.side == "left" else 0
+
+    def places(self, kept: Offsets, width: int) -> Offsets | int:
+        """Where rows that have so many items in the batch begin in their `width`."""
+        return width - kept if self.side == "left" else 0
+
+    def dense(self, rows: Ragged, name: str = "") -> Array:
+        """The rows in one array, shape (rows, width, *shape of an item); `name` as for `width`."""
         lengths = rows.lengths
-        width = self.width(lengths)
+        width = self.width(lengths, name)
         dense = np.empty((len(rows), width, *rows.values.shape[1:]), rows.values.dtype)
         dense[...] = self.value
-        kept = lengths if self.length is None else np.minimum(lengths, self.length)
-        starts = rows.offsets[:-1]
-        is_left = self.side == "left"
-        firsts = width - kept if is_left else np.zeros_like(kept)
-        if is_left:
-            starts = starts + lengths - kept
-        for row, first, start, count in zip(
-            dense, firsts.tolist(), starts.tolist(), kept.tolist(), strict=True
-        ):
-            row[first : first + count] = rows.values[start : start + count]
+        kept = self.kept(lengths)
+        starts = (rows.offsets[:-1] + self.skipped(lengths)).tolist()
+        places = (np.zeros_like(kept) + self.places(kept, width)).tolist()
+        for row, place, start, count in zip(dense, places, starts, kept.tolist(), strict=True):
+            row[place : place + count] = rows.values[start : start + count]
         return dense

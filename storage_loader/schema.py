@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .codecs import Codec
 from .errors import SchemaError
-from .keywords import nearest, reject_unknown, shown, whole_repr
+from .keywords import checked_init, nearest, reject_unknown, shown, whole_repr
 from .process import cached_property
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -37,8 +37,9 @@ TEXTS = ("bytes", "str", "json")
 
 END = np.dtype(np.int64)  # of a row of no fixed size: how many items there are up to its end
 
-ATTRIBUTE_KEYS = ("name", "dtype", "shape")  # in JSON
+ATTRIBUTE_KEYS = ("name", "dtype", "shape", "unit", "description")  # in JSON
 CONFIG_KEYS = ("compressor",)  # in a config's; a dataset has none
+_LONGEST = {"unit": 64, "description": 4096}  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,126}[A-Za-z0-9_.\-]|[A-Za-z0-9_]")
 _MAX_ROW_NBYTES = 2**40  # keeps every product of the layout far below 2**63
@@ -104,29 +105,36 @@ class Region:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@checked_init
 @dataclass(frozen=True)
 class Attribute:
     """A named array: `dtype` and the `shape` of ONE row, () for a scalar.
 
     An axis may be 0; (1,) stays (1,). Where the first axis is None, rows differ in length: (None,)
     for sequences of numbers, (None, 4) for some boxes each. The dtypes "bytes", "str" and "json",
-    any JSON value, have no shape. `compressor` is for what is saved: a dict as in `DataConfig`, or
-    False where the config's is not for this attribute; it is nothing that two attributes differ by.
-    Raises `SchemaError` for a name, dtype or shape that cannot be stored, and `ConfigError` for a
-    compressor that there is not.
+    any JSON value, have no shape. `unit` and `description` are for people, `compressor` is for what
+    is saved: a dict as in `DataConfig`, or False where the config's is not for this attribute.
+    Attributes that differ in nothing else are equal, and a dataset keeps the unit and description
+    that it was made with. Raises `SchemaError` for a name, dtype or shape that cannot be stored,
+    and `ConfigError` for a compressor that there is not.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] = ()
     compressor: Codec | Literal[False] | None = field(default=None, compare=False)
+    unit: str | None = field(default=None, compare=False)  # "m", at most 64 characters
+    description: str | None = field(default=None, compare=False)  # at most 4,096
 
     def __init__(
         self,
         name: str,
         dtype: npt.DTypeLike | object,
         shape: int | Iterable[int | None] = (),
+        *,
         compressor: Codec | Mapping[str, Any] | Literal[False] | None = None,
+        unit: str | None = None,
+        description: str | None = None,
     ):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
@@ -139,6 +147,8 @@ class Attribute:
         if compressor is not None and compressor is not False:
             compressor = Codec.of(compressor, what=f"attribute {name!r}: compressor")
         object.__setattr__(self, "compressor", compressor)
+        for what, text in (("unit", unit), ("description", description)):
+            object.__setattr__(self, what, _note(what, text, name))
         if self.dtype in TEXTS and self.shape:
             raise SchemaError(
                 f"attribute {name!r}: shape {shown(self.shape)}: a row of {self.dtype} is one "
@@ -157,8 +167,15 @@ class Attribute:
 
     @whole_repr
     def __repr__(self) -> str:
-        given = "" if self.compressor is None else f", compressor={self.compressor!r}"
+        own = {"compressor": self.compressor, "unit": self.unit, "description": self.description}
+        given = "".join(f", {k}={value!r}" for k, value in own.items() if value is not None)
         return f"Attribute(name={self.name!r}, dtype={self.dtype!r}, shape={self.shape!r}{given})"
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Unit and description, if there are."""
+        notes = {"unit": self.unit, "description": self.description}
+        return {what: text for what, text in notes.items() if text is not None}
 
     @property
     def is_text(self) -> bool:
@@ -202,8 +219,26 @@ class Attribute:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., "dtype": ..., "shape": [...]}`."""
+        """`{"name": ..., "dtype": ..., "shape": [...]}`, and unit and description if there are."""
+        return {**self.identity, **self.notes}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes it another than others, as JSON values."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+
+def _note(what: str, text: object, name: str) -> str | None:
+    """A unit or a description."""
+    if text is None:
+        return None
+    is_whole = isinstance(text, str) and not any("\ud800" <= c <= "\udfff" for c in text)
+    if isinstance(text, str) and is_whole and 0 < len(text) <= _LONGEST[what]:
+        return text
+    raise SchemaError(
+        f"attribute {name!r}: {what} {shown(text)}: text of 1 to {_LONGEST[what]:,} characters, "
+        "without halves of surrogate pairs"
+    )
 
 
 def _row_shape(shape: object, name: str) -> tuple[int | None, ...]:
@@ -292,7 +327,8 @@ class Schema:
                     f"attribute {shown(item['name'])}: unknown dtype {shown(dtype)}"
                     f"{nearest(text, known)}"
                 )
-            attributes.append(Attribute(item["name"], dtype, shape, item.get("compressor")))
+            own = {key: item.get(key) for key in (*CONFIG_KEYS, *_LONGEST)}
+            attributes.append(Attribute(item["name"], dtype, shape, **own))
         return cls(tuple(attributes))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -322,7 +358,8 @@ class Schema:
     @cached_property
     def hash(self) -> str:
         """16 hex digits that change with any name, dtype, shape or their order."""
-        text = json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
+        attributes = [attribute.identity for attribute in self.attributes]
+        text = json.dumps(attributes, separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Attribute]:

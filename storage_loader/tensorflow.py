@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from . import loader
 from .catalog import Snapshot
 from .errors import ConfigError, LoaderError
+from .loader.decode import Mask, as_array, stacked
 from .loader.feed import Feed
 from .loader.fill.memory import ALIGNMENT, AlignedMemory
 from .loader.fill.parts import Array
@@ -67,6 +68,26 @@ class _Convert:
         return tf.constant(field, tf.string)
 
 
+def _stack(made: Sequence[Any], is_stored: Mask) -> Any:
+    """As `stacked`: a tensor, of dtype string where all are text, or a list of what they are."""
+    field = stacked([_array_of_one(one) for one in made], is_stored)
+    if not isinstance(field, list):
+        return as_tensor(field)
+    if field and all(isinstance(one, (str, bytes)) for one in field):
+        return tf.constant(field, tf.string)
+    return [_tensor_of_one(one) for one in field]
+
+
+def _array_of_one(value: Any) -> Any:
+    is_number = isinstance(value, tf.Tensor) and (value.dtype.is_numeric or value.dtype.is_bool)
+    return value.numpy() if is_number else value
+
+
+def _tensor_of_one(value: Any) -> Any:
+    array = as_array(value) if isinstance(value, np.ndarray) else None
+    return value if array is None else as_tensor(array)
+
+
 def _reduce_tensor(value: Any) -> Any:
     """A pickler's `reducer_override`: tensors go as arrays, whose memory is not copied."""
     if not isinstance(value, tf.Tensor) or not (value.dtype.is_numeric or value.dtype.is_bool):
@@ -89,7 +110,7 @@ class DataLoader(loader.DataLoader):
     UTF-8, JSON as its text.
     """
 
-    _feed = Feed(convert=_Convert(), reduce=_reduce_tensor, memory=AlignedMemory)
+    _feed = Feed(convert=_Convert(), stack=_stack, reduce=_reduce_tensor, memory=AlignedMemory)
 
     def open(self) -> Snapshot:
         snapshot = super().open()
@@ -138,10 +159,11 @@ class DataLoader(loader.DataLoader):
         is None where a batch may have fewer rows than `batch_size`; that of padded rows is None
         unless `Pad` has a length.
         """
-        if self._transform is not None:
+        if self._runs_user_code:
+            whose = "transform" if self._transform is not None else "decode"
             raise ConfigError(
-                "as_dataset: what a batch is, is up to transform; give element_spec, or leave "
-                "transform out and use as_dataset().map"
+                f"as_dataset: what a batch is, is up to {whose}; give element_spec, or leave "
+                f"{whose} out and use as_dataset().map"
             )
         axis = () if self._settings.batch_size is None else (self._rows_of_a_batch(),)
         spec = {name: one for a in self.schema for name, one in self._specs(a, axis).items()}

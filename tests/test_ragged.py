@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_loader import Pad, Ragged
-from storage_loader.errors import ConfigError, LoaderError
+from storage_loader.errors import ConfigError, LoaderError, UnknownNameError
 
 ROWS = Ragged.of_lengths(np.arange(9, dtype=np.int32), [3, 0, 1, 5])
 
@@ -85,6 +85,7 @@ def test_a_row_that_is_too_long_is_named() -> None:
         ({"multiple_of": 0}, "multiple_of 0: a whole number from 1 up"),
         ({"side": "middle"}, "side 'middle': 'right' or 'left'"),
         ({"truncate": True}, "truncate=True needs length="),
+        ({"length": 10, "multiple_of": 4}, "length 10 is no multiple of 4: .* give length=12"),
     ],
 )
 def test_wrong_settings(settings: dict[str, object], text: str) -> None:
@@ -92,16 +93,24 @@ def test_wrong_settings(settings: dict[str, object], text: str) -> None:
         Pad(0, **settings)  # type: ignore[arg-type]
 
 
+def test_an_unknown_keyword_has_a_hint() -> None:
+    with pytest.raises(UnknownNameError, match="unknown Pad keyword 'len'; did you mean 'length'"):
+        Pad(0, len=3)  # type: ignore[call-arg]
+    with pytest.raises(UnknownNameError, match="unknown Pad keyword 'sides'; did you mean 'side'"):
+        ROWS.pad(sides="left")
+
+
 @given(
     st.lists(st.integers(0, 9), max_size=6),
-    st.integers(0, 12) | st.none(),
+    st.integers(0, 3) | st.none(),
     st.integers(1, 5),
     st.sampled_from(["right", "left"]),
 )
 def test_padded_rows_hold_their_items(
-    lengths: list[int], length: int | None, multiple_of: int, side: str
+    lengths: list[int], multiples: int | None, multiple_of: int, side: str
 ) -> None:
     """And nothing else but the value."""
+    length = None if multiples is None else multiples * multiple_of
     rows = Ragged.of_lengths(np.arange(1, 1 + sum(lengths)), lengths)
     truncate = length is not None
     pad = Pad(0, length, multiple_of, side, truncate)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import pickle
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -365,3 +366,54 @@ def test_a_wrong_selection_is_refused(names: object, text: str) -> None:
     with pytest.raises(SchemaError) as error:
         STORED.select(names)  # type: ignore[arg-type]
     assert str(error.value) == text
+
+
+# Unit and description
+
+NOTED = Attribute("depth", "float32", (480, 640), unit="m", description="along the axis\n2nd line")
+
+
+def test_unit_and_description_identify_nothing() -> None:
+    plain = Attribute("depth", "float32", (480, 640))
+    assert plain == NOTED
+    assert hash(plain) == hash(NOTED)
+    assert Schema.of([plain]) == Schema.of([NOTED])
+    assert Schema.of([plain]).hash == Schema.of([NOTED]).hash
+    assert Schema.of([plain]).differences(Schema.of([NOTED])) == []
+    assert (plain.unit, plain.description) == (None, None)
+
+
+def test_unit_and_description_round_trip() -> None:
+    assert NOTED.to_json() == {
+        "name": "depth",
+        "dtype": "float32",
+        "shape": [480, 640],
+        "unit": "m",
+        "description": "along the axis\n2nd line",
+    }
+    restored = Schema.from_json(json.loads(json.dumps(Schema.of([NOTED]).to_json())))["depth"]
+    copies = [restored, pickle.loads(pickle.dumps(NOTED)), dataclasses.replace(NOTED, name="d")]
+    assert [copy.notes for copy in copies] == [NOTED.notes] * 3
+    assert repr(Attribute("x", "int8", unit="m")) == (
+        "Attribute(name='x', dtype='int8', shape=(), unit='m')"
+    )
+    assert Attribute("x", "int8", unit="µ" * 64, description="d" * 4096).notes
+    for key in ("unit", "description"):
+        assert Schema.from_json([{"name": "x", "dtype": "int8", key: None}])["x"].notes == {}
+
+
+@pytest.mark.parametrize("key", ["unit", "description"])
+@pytest.mark.parametrize("value", [5, "", b"m", ["m"], True, "\ud800", "x" * 4097])
+def test_a_wrong_unit_or_description_is_refused(key: str, value: Any) -> None:
+    text = rf"attribute 'x': {key} .*: text of 1 to (64|4,096) characters"
+    with pytest.raises(SchemaError, match=text):
+        Attribute("x", "int8", **{key: value})
+    with pytest.raises(SchemaError, match=text):
+        Schema.from_json([{"name": "x", "dtype": "int8", key: value}])
+
+
+def test_a_unit_is_short() -> None:
+    with pytest.raises(SchemaError, match="text of 1 to 64 characters"):
+        Attribute("x", "int8", unit="m" * 65)
+    with pytest.raises(UnknownNameError, match="keyword 'units'; did you mean 'unit'"):
+        Attribute("x", "int8", units="m")  # type: ignore[call-arg]

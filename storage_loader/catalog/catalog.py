@@ -7,14 +7,15 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version as distribution_version
 from typing import cast
 
-from ..config import DataConfig, canonical_json, is_dataset_name, require_config
+from ..config import DataConfig, canonical_json, is_dataset_id, require_config
 from ..errors import (
+    ConfigError,
     DatasetNotFoundError,
     FormatError,
     ObjectExistsError,
@@ -45,9 +46,9 @@ from .snapshot import Snapshot, Version
 from .stored import (
     DATASET_LIMIT,
     ORDER_KEY,
-    holds_name,
+    dataset_ids,
+    look_around,
     parse_dataset,
-    prefixes_with_datasets,
     row_order,
     stored_datasets,
 )
@@ -155,30 +156,28 @@ class Catalog:
         variants += [f"{prefix}, which cannot be read" for prefix in bad[:_SHOWN]]
         if variants:
             return f"{name!r} exists with additional: {', '.join(variants)}"
-        folders = [one for one in self.store.list_folders() if is_dataset_name(one)]
-        is_there = name in folders
-        if is_there and (any(self.store.list(name)) or any(self.store.list_unfinished(name))):
-            if holds_name(self.store, name):
-                return (
-                    f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
-                    "(storage-loader gc removes what it left)"
-                )
-        elif is_there:
-            folders.remove(name)  # some servers keep a folder whose last object was deleted
-            is_there = False
-        if not folders:
+        if any(self._is_begun(f"{name}/{i}") for i in dataset_ids(self.store, name)):
+            return (
+                f"nothing of {name!r} was committed yet: a saver is at work, or was killed "
+                "(storage-loader gc removes what it left)"
+            )
+        around = look_around(self.store, most=_LOOKED_AT)
+        there = [one for one in around.below if f"{one}/".startswith(f"{name}/")]
+        names = [one for one in around.names if one != name]
+        below = there or (() if names else around.below)
+        if below:
+            return f"there are some in {' and '.join(f'{self.store.url}/{p}' for p in below[:2])}"
+        if not names:
             return self.store.absence() or "the storage holds no dataset"
-        if is_there or not any(holds_name(self.store, one) for one in folders[:_SHOWN]):
-            below = [
-                f"{self.store.url}/{prefix}"
-                for prefix in prefixes_with_datasets(self.store, most=_LOOKED_AT)
-                if not is_there or prefix.split("/")[0] == name
-            ]
-            if below:
-                return f"there are some in {' and '.join(below[:2])}"
-        names = folders
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        more = more if around.is_all else " and more"
         return f"the storage holds: {', '.join(map(repr, names[:_SHOWN]))}{more}"
+
+    def _is_begun(self, prefix: str) -> bool:
+        """Whether a saver left something there, but no dataset; some servers keep folders."""
+        if not any(self.store.list(prefix)) and not any(self.store.list_unfinished(prefix)):
+            return False
+        return self.store.find(f"{prefix}/dataset.json", limit=DATASET_LIMIT) is None
 
     def create(self, schema: Schema, order: RowOrder = "commit") -> RowOrder:
         """Write dataset.json unless it is there; `SchemaError` where that holds another schema.
@@ -205,6 +204,34 @@ class Catalog:
             stored = self.require_dataset()
         self._check(schema, stored[0])
         return stored[1]
+
+    def check_place(self) -> None:
+        """Raise `ConfigError` where this dataset would lie in another's folder, or have one in its.
+
+        For one that is about to be made. Names are such that no dataset of the same storage lies
+        so; one of a storage that is the folder of a dataset, or in it, would.
+        """
+        place = f"{self.store.url}/{self.prefix}"
+        remedy = "choose another storage, dataset_name or additional"
+        for info in self.store.list(self.prefix):
+            folder, _, name = info.key.rpartition("/")
+            if name == "dataset.json" and folder != self.prefix:
+                raise ConfigError(
+                    f"{place}: another dataset lies in this folder, {folder}, and would go with "
+                    f"this one; {remedy}"
+                )
+        head, *parts = self.config.storage.split("/")
+        for count, part in enumerate(parts, 1):
+            if not is_dataset_id(part):
+                continue
+            storage = "/".join([head, *parts[:count]])
+            with contextlib.suppress(StoreError):  # not there, or not ours to read
+                if open_store(replace(self.config, storage=storage)).find("dataset.json") is None:
+                    continue
+                raise ConfigError(
+                    f"{place}: {storage} is the folder of another dataset, and this one would go "
+                    f"with it; {remedy}"
+                )
 
     def commit_ids(self) -> list[CommitId]:
         """The ids of all commits there are, replaced ones too, in order."""

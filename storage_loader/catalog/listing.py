@@ -24,7 +24,7 @@ from ..keywords import checked_keywords, shown
 from ..store import open_store
 from .catalog import Catalog
 from .snapshot import Version
-from .stored import is_of_the_storage, prefixes_with_datasets, stored_datasets
+from .stored import is_of_the_storage, look_around, stored_datasets
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class UnreadableDataset:
     @property
     def name(self) -> str:
         """Its `dataset_name`."""
-        return self.prefix.split("/")[0]
+        return self.prefix.rpartition("/")[0]
 
     @property
     def id(self) -> str:
         """What tells it from others of its name."""
-        return self.prefix.split("/")[1]
+        return self.prefix.rpartition("/")[2]
 
     def delete(self) -> None:
         """Remove it; see `delete`."""
@@ -164,7 +164,7 @@ def find_storages(
     """
     store = open_store(DataConfig("any", storage=storage, **settings))
     try:
-        return [f"{store.url}/{prefix}" for prefix in prefixes_with_datasets(store, most=most)]
+        return [f"{store.url}/{prefix}" for prefix in look_around(store, most=most).below]
     except (BucketNotFoundError, FolderNotFoundError):
         return []
 

@@ -109,6 +109,7 @@ def _described(info: DatasetInfo) -> dict[str, Any]:
                 "dtype": a.dtype,
                 "shape": a.shape,
                 "row_nbytes": None if a.is_variable else a.row_nbytes,
+                **a.notes,
             }
             for a in info.config.attributes or ()
         ],
@@ -157,8 +158,16 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
         f"{size_text(info.nbytes)}, {f'{_row_size(info)} a row, ' if is_mean else ''}"
         f"version {info.version} of {counted(len(info.version.commits), 'commit')}"
     )
-    rows = [(a.name, a.dtype, shape_text(a), _attribute_size(a, info)) for a in attributes]
-    table(("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE"), rows, right=(3,))
+    notes = [one for one in ("unit", "description") if any(one in a.notes for a in attributes)]
+    rows = [
+        (
+            *(a.name, a.dtype, shape_text(a), _attribute_size(a, info)),
+            *(a.notes.get(one, "-") for one in notes),
+        )
+        for a in attributes
+    ]
+    head = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", *map(str.upper, notes))
+    table(head, rows, right=(3,))
 
 
 @click.command("head")

@@ -147,7 +147,7 @@ def is_file(word: str) -> bool:
     return os.path.lexists(word) and not os.path.isdir(word)
 
 
-_PREFIX = re.compile(r"([^/]+)/[0-9a-f]{16}")
+_PREFIX = re.compile(r"(.+)/[0-9a-f]{16}")
 
 
 def _prefix(one: DataConfig | UnreadableDataset) -> str:

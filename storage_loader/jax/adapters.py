@@ -15,6 +15,7 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, handed_on, shown
+from ..loader.decode import Decode, Mask, stacked
 from ..loader.feed import Feed
 from ..loader.fill.memory import AlignedMemory
 from ..loader.loader import DEFAULT_PREFETCH
@@ -28,11 +29,16 @@ from .placing import Placing, TooWide
 from .ragged import is_leaf
 
 
+def _stack(made: Sequence[Any], is_stored: Mask) -> Any:
+    arrays = [np.asarray(one) if isinstance(one, jax.Array) else one for one in made]
+    return stacked(arrays, is_stored)
+
+
 class DataLoader(loader.DataLoader):
     """`storage_loader.DataLoader` whose batches are dicts of `jax.Array`s.
 
-    Rows that differ in length are a `Ragged` of them, or a dense one by `pad`; bytes, text and JSON
-    are lists.
+    Rows that differ in length are a `Ragged` of them, which `jax.jit` takes, or a dense one by
+    `pad`; bytes, text and JSON are lists. Several devices cannot share a `Ragged` or a list.
     Each batch is on its way to the device while the one before it is in use; where the device is
     the processor, an array lies on the batch's own memory. `transform` gets numpy arrays; what it
     returns is placed, array by array. Without `rank` and `world_size` those of JAX's processes
@@ -42,12 +48,9 @@ class DataLoader(loader.DataLoader):
     Without `jax_enable_x64`, 64-bit integers become 32-bit ones where every value of the batch
     fits, else a `LoaderError` names the row; float64 and complex128 become float32 and complex64,
     as everywhere in JAX.
-
-    Rows that differ in length are a `Ragged` of `jax.Array`s, which `jax.jit` takes; texts and JSON
-    values are lists. Several devices cannot share either of these.
     """
 
-    _feed = Feed(memory=AlignedMemory, peers=distributed.peers)
+    _feed = Feed(stack=_stack, memory=AlignedMemory, peers=distributed.peers)
 
     @checked_keywords
     def __init__(
@@ -79,6 +82,7 @@ class DataLoader(loader.DataLoader):
         index: bool = False,
         verify: bool = True,
         pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`sharding`: how the devices share a batch's arrays, default the one default device.
 
@@ -105,17 +109,19 @@ class DataLoader(loader.DataLoader):
         snapshot = super().open()
         if self._transform is None and self._placing.is_shared:
             for attribute in snapshot.schema.select(self._attributes):
-                if attribute.is_variable and attribute.name not in self._pad:
+                is_ours = attribute.name not in self._pad and attribute.name not in self._decode
+                if attribute.is_variable and is_ours:
                     raise ConfigError(_not_shared(attribute))
         return snapshot
 
 
 def _not_shared(attribute: Attribute) -> str:
-    name, pad = attribute.name, "" if attribute.is_text else f"give pad={{{attribute.name!r}: 0}}, "
+    name = attribute.name
+    pad = "decode=" if attribute.is_text else f"pad={{{name!r}: 0}}"
     return (
         f"sharding: the devices cannot share attribute {name!r}, whose rows are {attribute.dtype} "
-        f"{attribute.shape or 'of any length'}: {pad}make arrays of them in transform, or leave "
-        "it out by attributes="
+        f"{attribute.shape or 'of any length'}: give {pad}, make arrays of them in transform, or "
+        "leave it out by attributes="
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError
 from ..keywords import checked_keywords, nearest, shown, whole_repr
+from ..ragged import Ragged
+from .decode import Decode
 from .fetch.engine import one_row
+from .fill.ragged import length_name
 from .order import Rows
 from .settings import cache_size_of
 from .view import Transform, View
@@ -42,12 +45,16 @@ class Dataset(View):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | None = None,
         verify: bool = True,
+        pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`attributes`: read only these, in this order. `transform` gets what `ds[i]` gives:
         one row or a batch. `as_tuple`: a tuple in attribute order instead of a dict.
         `version`: a `Version`, its hash or a list of commit ids instead of the newest.
         `cache_dir`, `cache_size`: as `DataLoader`'s, whose cache this shares.
-        `verify=False`: rows are given without a look at their checksums.
+        `verify=False`: rows are given without a look at their checksums. `pad`, `decode`: as
+        `DataLoader`'s; one row is as long as its `Pad` says for it alone, and functions run in the
+        thread that asks.
         """
         super().__init__(
             config,
@@ -58,6 +65,8 @@ class Dataset(View):
             verify=verify,
             cache_dir=cache_dir,
             cache_size=cache_size_of(cache_size, index=False),
+            pad=pad,
+            decode=decode,
         )
         if self._draws:
             raise ConfigError(
@@ -85,20 +94,37 @@ class Dataset(View):
         number = _whole_number(index)
         if number is not None:
             number = _row_number(number, self.num_rows)
-            return self._finish(self._engine.row(number), (number,))
+            return self._finish_row(self._engine.row(number), number)
         if isinstance(index, slice):
             self._engine.confirm(range(*index.indices(self.num_rows)))
         try:
             rows = _row_numbers(index, self.num_rows)
         except IndexError as error:
             raise IndexError(f"{error}{_meant(index, self.schema.names)}") from None
-        return self._finish(self._engine.read(rows), rows)
+        return self._finish(self._engine.read(rows, self._fillers()), rows)
 
     def rows(self, index: Sequence[int]) -> list[Any]:
         """`[ds[i] for i in index]`, read at once."""
         numbers = _row_numbers(index, self.num_rows)
         arrays = self._engine.read(numbers)
-        return [self._finish(one_row(arrays, i), numbers[i : i + 1]) for i in range(len(numbers))]
+        return [
+            self._finish_row(one_row(arrays, i), number)
+            for i, number in enumerate(numbers.tolist())
+        ]
+
+    def _finish_row(self, row: Mapping[str, Any], number: int) -> Any:
+        """One row as the user gets it: padded for itself."""
+        if not self._pad:
+            return self._finish(row, (number,), is_row=True)
+        fields: dict[str, Any] = {}
+        for name, field in row.items():
+            if name in self._pad:
+                alone, pad = Ragged.of_lengths(field, [len(field)]), self._pad[name]
+                fields[name] = pad.dense(alone, name)[0]
+                fields[length_name(name)] = pad.kept(alone.lengths)[0, ...]
+            else:
+                fields[name] = field
+        return self._finish(fields, (number,), is_row=True)
 
     def __iter__(self) -> Iterator[Any]:
         step = max(1, _ITERATED_NBYTES // max(1, self._row_nbytes))

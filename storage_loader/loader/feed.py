@@ -6,10 +6,11 @@ A batch is gathered into `memory`, converted, given to the user's transform, sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .decode import Mask, stacked
 from .fill.fixed import CopyRows
 from .fill.memory import Memory
 from .fill.parts import Parts
@@ -62,6 +63,8 @@ class Feed:
     It gets arrays; of rows that have no fixed size `Ragged`, or a list of texts. Of one row it gets
     an array or one text.
     """
+    stack: Callable[[Sequence[Any], Mask], Any] = stacked
+    """What `decode` made of rows as the field of a batch, in the framework's own; see `stacked`."""
     reduce: Callable[[Any], Any] = plainly
     """How they are pickled in worker processes: a pickler's `reducer_override`."""
     memory: Callable[[], Memory] | None = None

@@ -9,6 +9,7 @@ chunks of rows made ready (`due_batches`), by threads ahead of use
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..process import PerProcess
+from .decode import Each, InThreads
 from .feed import Ring
 from .fetch.engine import one_row
 from .fill.gather import Fillers
@@ -122,12 +124,22 @@ class Reader:
         self, epoch: Epoch, meter: Meter, ring: Ring | None
     ) -> Generator[Made, None, None]:
         """Made in this process: in the consumer's thread, or ahead of it in others."""
-        view, transforms = self.view, self.view._transform is not None
+        if not self.view._decode:
+            yield from self._gathered_by(map, epoch, meter, ring)
+            return
+        with closing(InThreads(min(self.settings.threads, os.cpu_count() or 1))) as each:
+            yield from self._gathered_by(each, epoch, meter, ring)
+
+    def _gathered_by(
+        self, each: Each, epoch: Epoch, meter: Meter, ring: Ring | None
+    ) -> Generator[Made, None, None]:
+        """The same; `each` does what is to be decoded."""
+        view, transforms = self.view, self.view._runs_user_code
         made_by = view._fillers()
 
         def make(timed: Timed[Read]) -> Timed[Made]:
             read, ready, gathered = timed
-            batch = _batch(view, self.settings, read, epoch.place(read.number))
+            batch = _batch(view, self.settings, read, epoch.place(read.number), each)
             if ring is not None:
                 batch = ring.send(batch, read.memory)
             made = read.number, read.rows, batch
@@ -156,7 +168,7 @@ class Reader:
         """Gives the memory of the next batch; None: new arrays."""
         if ring is None:
             return lambda: self.memory
-        if self.view._transform is not None:  # which may keep what it gets
+        if self.view._runs_user_code:  # which may keep what it gets
             return lambda: None
         rows = self.settings.num_rows
         extras = 16 * rows  # bytes at most
@@ -224,15 +236,18 @@ def _make(view: View, settings: Settings, task: tuple[Due, tuple[int, ...]]) -> 
     return batch, view._counter.total - before
 
 
-def _batch(view: View, settings: Settings, read: Read, place: tuple[int, ...]) -> Any:
+def _batch(
+    view: View, settings: Settings, read: Read, place: tuple[int, ...], each: Each = map
+) -> Any:
     """What the user gets of the arrays that were read; `place` is the batch's, see `Epoch`."""
     arrays: dict[str, Any] = dict(read.arrays)
     if "row" in settings.extras:
         arrays["row"] = read.rows.copy()
     if "valid" in settings.extras:
         arrays["valid"] = read.valid.copy()
-    given = one_row(arrays, 0) if settings.batch_size is None else arrays
-    return view._finish(given, read.rows, place)
+    is_row = settings.batch_size is None
+    given = one_row(arrays, 0) if is_row else arrays
+    return view._finish(given, read.rows, place, is_row=is_row, each=each)
 
 
 def _stamped(chunks: Iterator[Due], meter: Meter) -> Iterator[Due]:

@@ -13,8 +13,8 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderAttributeError, LoaderError
 from ..keywords import checked_keywords, flag, shown, whole_repr
 from .dataset import Dataset
+from .decode import Decode
 from .feed import nobody
-from .fill.ragged import length_name
 from .iteration import Iteration, Last, Reader
 from .order import ARITHMETIC, Order, Shuffle
 from .order.chunks import Epoch
@@ -26,10 +26,8 @@ from .run.workers import Pool
 from .settings import (
     Settings,
     cache_size_of,
-    check_pad,
     extras_of,
     last_batch_of,
-    pad_of,
     ranks_of,
     shuffle_of,
     whole,
@@ -87,6 +85,7 @@ class DataLoader(View):
         index: bool = False,
         verify: bool = True,
         pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`batch_size`: rows on each rank; None gives one row at a time, without the batch axis.
         `shuffle`: True mixes rows within windows of blocks, "global" over the whole dataset.
@@ -111,7 +110,10 @@ class DataLoader(View):
         cache. `verify=False`: rows are given without a look at their checksums, those that an
         unclean shutdown left in the cache too. `pad`: by attribute whose rows differ in length,
         what fills the shorter ones, or a `Pad`: a batch then holds a dense array, and the lengths
-        as `<name>_length`, instead of a `Ragged`.
+        as `<name>_length`, instead of a `Ragged`. `decode`: by attribute of bytes, text or JSON, a
+        function that gets one row's value; what it makes of the rows is stacked if these are arrays
+        or numbers of one shape and dtype, and a list otherwise. It runs ahead in as many threads as
+        there are processors, at most `threads`, or in the worker processes, before `transform`.
         """
         super().__init__(
             config,
@@ -122,6 +124,8 @@ class DataLoader(View):
             verify=verify,
             cache_dir=cache_dir,
             cache_size=cache_size_of(cache_size, flag("index", index)),
+            pad=pad,
+            decode=decode,
         )
         self._settings = Settings(
             batch_size=whole_or_none("batch_size", batch_size, 1),
@@ -142,7 +146,6 @@ class DataLoader(View):
             raise ConfigError(f"num_workers: no other process can read {config.storage}")
         if self._settings.ranks is not None:
             self._feed = replace(self._feed, peers=nobody)
-        self._pad = pad_of(pad)
         self._pool = Pool()
         self._memory = None if self._feed.memory is None else self._feed.memory()
         self._begun: Iteration | None = None  # the last one
@@ -153,16 +156,10 @@ class DataLoader(View):
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         super()._checked(snapshot)
-        schema = snapshot.schema.select(self._attributes)
-        check_pad(self._pad, schema)
-        names = set(schema.names)
-        clash = set(self._settings.extras) & names
+        names = snapshot.schema.select(self._attributes).names
+        clash = set(self._settings.extras).intersection(names)
         if clash:
             raise ConfigError(f"extras {sorted(clash)}: attributes of the same name are read")
-        added = {length_name(name) for name in self._pad}
-        clash = added & (names | set(self._settings.extras))
-        if clash:
-            raise ConfigError(f"pad adds {sorted(clash)}: attributes of the same name are read")
         return snapshot
 
     @property
@@ -187,7 +184,7 @@ class DataLoader(View):
 
     @property
     def dataset(self) -> Dataset:
-        """The rows by their numbers: this loader's version and attributes, without `transform`.
+        """The rows by their numbers: as this loader reads them, without `transform`.
 
         Not where `subset` is given: rows have other numbers then.
         """
@@ -202,6 +199,8 @@ class DataLoader(View):
             verify=self._verify,
             cache_dir=self._cache_dir,
             cache_size=self._cache_size,
+            pad=self._pad,
+            decode=self._decode,
         )
         return dataset._reading_as(self)
 

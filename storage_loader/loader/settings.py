@@ -120,6 +120,8 @@ def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int] | None
 
 def extras_of(extras: Sequence[str]) -> tuple[str, ...]:
     """Some of `EXTRAS`."""
+    if isinstance(extras, str) and extras in EXTRAS:
+        raise ConfigError(f"extras {extras!r}: a list, extras=[{extras!r}]")
     if isinstance(extras, str) or any(name not in EXTRAS for name in extras):
         raise ConfigError(
             f"extras {shown(extras)}: a list of some of {', '.join(map(repr, EXTRAS))}"

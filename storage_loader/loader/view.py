@@ -12,17 +12,19 @@ import numpy as np
 from ..catalog import Catalog, Snapshot, Version
 from ..config import DataConfig, require_config
 from ..errors import ConfigError, LoaderAttributeError, LoaderError, TransformError
-from ..keywords import flag, nearest, shown
+from ..keywords import brief, flag, nearest, shown
 from ..process import PerProcess
-from ..ragged import Pad
 from ..schema import Attribute, Schema
 from ..store import CountedStore, Counter
+from .decode import Decode, Decoder, Each, check_decode, decode_of
 from .feed import Feed
 from .fetch.cache import Cache, cache_folder
 from .fetch.engine import Engine
 from .fetch.objects import Objects
 from .fill.gather import Fillers, fillers
+from .fill.ragged import length_name
 from .order import Rows
+from .settings import check_pad, pad_of
 from .tuning import TUNING
 
 Transform = Callable[[Any], Any] | Callable[[Any, np.random.Generator], Any]
@@ -35,7 +37,6 @@ class View:
 
     _feed = Feed()  # an adapter for a framework has another
     _tuning = TUNING
-    _pad: Mapping[str, Pad] = {}
 
     def __init__(
         self,
@@ -48,16 +49,20 @@ class View:
         verify: bool,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | None = 0,
+        pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`cache_size`: bytes of a network store's objects that `cache_dir` may hold."""
         require_config(config, type(self).__name__)
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform: a function of the batch, not {shown(transform)}")
         cache_folder(cache_dir)  # raises where it is none
-        if config.schema is not None:
-            config.schema.select(attributes)  # raises where one is none of them
+        self._pad = pad_of(pad)
+        self._decode = decode_of(decode)
         self._config = config
         self._attributes = attributes
+        if config.schema is not None:
+            self._check_names(config.schema)
         self._wanted_version = version
         self._transform = transform
         self._draws = transform is not None and _takes_rng(transform)
@@ -120,8 +125,17 @@ class View:
 
     def _checked(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, if it has what is to be read; else raises."""
-        snapshot.schema.select(self._attributes)
+        self._check_names(snapshot.schema)
         return snapshot
+
+    def _check_names(self, stored: Schema) -> None:
+        """Raise where what was asked for does not fit the attributes that are stored."""
+        read = stored.select(self._attributes)
+        check_decode(self._decode, read, stored)
+        check_pad(self._pad, read)
+        clash = {length_name(name) for name in self._pad} & set(read.names)
+        if clash:
+            raise ConfigError(f"pad adds {sorted(clash)}: attributes of the same name are read")
 
     @property
     def version(self) -> Version:
@@ -196,12 +210,15 @@ class View:
         arrays: Mapping[str, Any],
         rows: Sequence[int] | Rows,
         place: tuple[int, ...] = (),
+        *,
+        is_row: bool = False,
+        each: Each = map,
     ) -> Any:
-        """A batch or row as the user gets it; `rows` are its numbers, for errors.
+        """A batch or row as the user gets it; `rows` are its numbers, -1 for padding.
 
-        `place`: what its transform draws follows from it.
+        `place`: what its transform draws follows from it. `each` does what is to be decoded.
         """
-        batch: Any = self._feed.convert(arrays)
+        batch: Any = self._converted(arrays, rows, is_row, each)
         if self._transform is not None:
             transform: Callable[..., Any] = self._transform
             try:
@@ -213,7 +230,7 @@ class View:
                 shown = ", ".join(map(str, [*rows[:8]])) + (", ..." if len(rows) > 8 else "")
                 raise TransformError(
                     f"transform failed on rows {shown} of dataset "
-                    f"{self.config.dataset_name!r}: {type(error).__name__}: {error}"
+                    f"{self.config.dataset_name!r}: {brief(error)}"
                 ) from error
         if self._as_tuple:
             if not isinstance(batch, Mapping):
@@ -223,6 +240,37 @@ class View:
                 )
             batch = tuple(batch.values())
         return batch
+
+    @property
+    def _runs_user_code(self) -> bool:
+        """Whether making a batch calls functions of the user's, which may take long."""
+        return self._transform is not None or bool(self._decode)
+
+    def _converted(
+        self, arrays: Mapping[str, Any], rows: Sequence[int] | Rows, is_row: bool, each: Each
+    ) -> dict[str, Any]:
+        """The framework's own of what was gathered, in the same order."""
+        if not self._decode:
+            return self._feed.convert(arrays)
+        others = {name: field for name, field in arrays.items() if name not in self._decode}
+        fields = self._feed.convert(others)
+        return {
+            name: fields[name] if name in fields else self._decoded(name, field, rows, is_row, each)
+            for name, field in arrays.items()
+        }
+
+    def _decoded(
+        self, name: str, values: Any, rows: Sequence[int] | Rows, is_row: bool, each: Each
+    ) -> Any:
+        decoder = Decoder(self._decode[name], name, self.config.dataset_name)
+        numbers = np.asarray(rows)
+        made = decoder.all([values] if is_row else values, numbers, each)
+        if not made and len(numbers):  # nothing but padding: a stored row says of what shape it is
+            made = [decoder.one(self._engine.row(0)[name], 0)]
+        field = self._feed.stack(made, numbers >= 0)
+        if not is_row:
+            return field
+        return field[0] if isinstance(field, list) else field[0, ...]
 
     def __getstate__(self) -> dict[str, Any]:
         self.open()  # a pickled one carries its version

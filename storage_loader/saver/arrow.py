@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import SchemaError
+from ..keywords import shown
 from ..ragged import Offsets, Ragged
 from ..schema import Attribute
+from .cast import Array
 
 _MISSING = "has no value (null)"
 
@@ -28,6 +30,46 @@ def arrow_column(value: object) -> Any | None:
         if is_text or isinstance(dtype, pandas.ArrowDtype):
             return pyarrow.array(value.array)
     return None
+
+
+def is_table(value: object) -> bool:
+    """Whether it is a table of pyarrow, or a batch of one."""
+    pyarrow = sys.modules.get("pyarrow")
+    return pyarrow is not None and isinstance(value, (pyarrow.Table, pyarrow.RecordBatch))
+
+
+def table_columns(table: Any) -> dict[str, Any]:
+    """By name, the columns of such a table; raises `SchemaError` for a name that stands twice."""
+    names = table.schema.names
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SchemaError(f"the batch holds {shown(twice[0])} twice")
+    return dict(zip(names, table.columns, strict=True))
+
+
+def arrow_numbers(column: Any, attribute: Attribute) -> Array:
+    """Rows of a fixed shape; raises `SchemaError`, naming the row, for a null or another shape."""
+    pyarrow = sys.modules["pyarrow"]
+    types, kind = pyarrow.types, column.type
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        _refuse_nulls(column, attribute, int)
+        chunks = getattr(column, "chunks", [column])
+        tensors = [chunk.to_numpy_ndarray() for chunk in chunks]
+        return np.concatenate(tensors) if tensors else np.empty(0)
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and attribute.shape and all(attribute.shape):
+        first, *item = attribute.shape
+        rows = arrow_lists(column, Attribute(attribute.name, attribute.dtype, (None, *item)))
+        wrong = np.flatnonzero(rows.lengths != first)
+        if len(wrong):
+            raise SchemaError(
+                f"attribute {attribute.name!r}: row {wrong[0]} has shape "
+                f"{(int(rows.lengths[wrong[0]]), *item)}, the dataset stores {attribute.shape}"
+            )
+        return rows.values.reshape(len(rows), *attribute.item_shape)
+    _refuse_nulls(column, attribute, int)
+    numbers: Array = column.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def arrow_lists(column: Any, attribute: Attribute) -> Ragged:

@@ -6,19 +6,20 @@ Rows of no fixed size become a `Ragged`: see variable.py, and text.py for bytes,
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import SchemaError
-from ..keywords import nearest
+from ..keywords import nearest, shown
 from ..ragged import Ragged
 from ..schema import Attribute, Schema
 from .arrays import as_numpy, large_integers, stacked, storable
+from .arrow import arrow_column, arrow_numbers, is_table, table_columns
 from .cast import Array, cast
 from .texts import as_octets
-from .variable import as_ragged, cast_ragged
+from .variable import as_ragged, cast_ragged, refuse_missing
 
 Rows = Array | Ragged
 
@@ -27,8 +28,8 @@ def as_arrays(batch: object, schema: Schema) -> tuple[dict[str, Rows], int]:
     """Arrays of shape (rows, *attribute.shape) in the stored dtypes, and the number of rows.
 
     `Ragged` ones of attributes whose rows have no fixed size. `batch` maps attribute names to
-    numpy arrays, tensors of torch, TensorFlow or JAX, or lists; or is a pandas DataFrame. Raises
-    `SchemaError` or `CastError`.
+    numpy arrays, tensors of torch, TensorFlow or JAX, or lists; or is a pandas DataFrame, a Table
+    or RecordBatch of pyarrow, or a list of rows, each a dict. Raises `SchemaError` or `CastError`.
     """
     columns = _columns(batch, schema)
     arrays = {a.name: _rows(columns[a.name], a) for a in schema}
@@ -64,10 +65,14 @@ def _columns(batch: object, schema: Schema) -> Mapping[str, Any]:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(batch, pandas.DataFrame):
         batch = {name: batch[name] for name in batch.columns}
+    elif isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Mapping):
+        batch = _of_rows(batch)
+    elif is_table(batch):
+        batch = table_columns(batch)
     if not isinstance(batch, Mapping):
         raise SchemaError(
-            f"a batch is a dict of attribute name to array, or a DataFrame, not "
-            f"{type(batch).__name__}"
+            "a batch is a dict of attribute name to array, a list of dicts, one a row, or a table "
+            f"of pandas or pyarrow, not {type(batch).__name__}"
         )
     for name in batch:
         if name not in schema.names:
@@ -80,12 +85,37 @@ def _columns(batch: object, schema: Schema) -> Mapping[str, Any]:
     return batch
 
 
+def _of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """The columns of rows that are dicts of the same attributes."""
+    first = rows[0]
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise SchemaError(f"row {number} of the batch is {type(row).__name__}, not a dict")
+        if row.keys() != first.keys():
+            lacking, more = first.keys() - row.keys(), row.keys() - first.keys()
+            what = f"lacks {shown(min(lacking, key=str))}" if lacking else ""
+            what = what or f"holds {shown(min(more, key=str))}"
+            raise SchemaError(
+                f"row {number} of the batch {what}, row 0 does not; each row is a dict of all "
+                "attributes"
+            )
+    return {name: [row[name] for row in rows] for name in first}
+
+
 def _array(value: object, attribute: Attribute) -> Array:
     name = attribute.name
-    array = as_numpy(value, name)
+    column = arrow_column(value)
+    if column is not None:
+        value = arrow_numbers(column, attribute)
+    try:
+        array = as_numpy(value, name)
+    except SchemaError:
+        _refuse_odd(value, attribute)
+        raise
     if array.shape == (0,):
         return np.zeros((0, *attribute.item_shape), attribute.numpy_dtype)  # no rows of any shape
     if array.dtype == object:
+        _refuse_odd(array, attribute)
         array = stacked(array, name)
     if (
         array.dtype == np.float64
@@ -106,3 +136,23 @@ def _array(value: object, attribute: Attribute) -> Array:
             f"the dataset stores {attribute.shape}"
         )
     return array
+
+
+def _refuse_odd(rows: Any, attribute: Attribute) -> None:
+    """Raise `SchemaError` for a row of another shape than others, where rows come one by one."""
+    if not isinstance(rows, (list, tuple)) and getattr(rows, "ndim", 0) != 1:
+        return
+    shapes = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, (float, np.floating)):  # a NaN is a value there
+            refuse_missing(row, number, attribute)
+        try:
+            shapes.append(tuple(np.shape(row)))
+        except (ValueError, TypeError, RuntimeError):  # lists that are not equally long
+            return
+    wrong = [number for number, shape in enumerate(shapes) if shape != attribute.shape]
+    if wrong and len(set(shapes)) > 1:
+        raise SchemaError(
+            f"attribute {attribute.name!r}: row {wrong[0]} has shape {shapes[wrong[0]]}, the "
+            f"dataset stores {attribute.shape}"
+        )

@@ -343,6 +343,8 @@ class DataSaver:
                 f"{self._catalog.store.url}: its config needs attributes"
             )
         new_buffer = self._new_buffer(schema)
+        if stored is None:
+            self._catalog.check_place()
         if self._is_named and stored is not None:
             resumed = self._catalog.resume(stored, self._writer)
             self._number = resumed.number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from .arrays import as_numpy
 from .arrow import arrow_column, arrow_objects, arrow_octets, is_text
 from .cast import Array
 from .variable import given_ragged, refuse_missing
+
+_log = logging.getLogger(__name__)
 
 
 def as_octets(value: Any, attribute: Attribute) -> Ragged:
@@ -190,10 +193,47 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 def _json(rows: Sequence[Any], attribute: Attribute) -> Ragged:
     texts: list[bytes] = []
+    _warn_of_text(rows, attribute)
     try:
         texts.extend(_encode(row).encode() for row in rows)  # those before an error are there
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(
             f"attribute {attribute.name!r}: row {len(texts)} cannot be stored as JSON: {error}"
+            f"{_remedy(str(error))}"
         ) from error
     return _packed(b"".join(texts), list(map(len, texts)))
+
+
+def _remedy(problem: str) -> str:
+    """The end of an error message for what Python's encoder does not take."""
+    if "type bytes " in problem or "type bytearray " in problem:
+        return "; decode bytes to text, or make them an attribute of 'bytes'"
+    if " is not JSON serializable" in problem and problem.startswith("Object of type "):
+        return "; give Python's own values: of numpy's and torch's .item() or .tolist()"
+    return ""
+
+
+def _warn_of_text(rows: Sequence[Any], attribute: Attribute) -> None:
+    """Once for an attribute: JSON that is text already is stored as one string."""
+    if attribute.name in _warned or not rows or not all(map(_is_json_text, rows)):
+        return
+    _warned.add(attribute.name)
+    _log.warning(
+        "attribute %r: each row is text that holds JSON, and is stored as a JSON string; to store "
+        "what it says, give json.loads(text); for text as it is, make the attribute 'str'",
+        attribute.name,
+    )
+
+
+_warned: set[str] = set()  # attributes, in this process
+
+
+def _is_json_text(row: object) -> bool:
+    """Whether it is the text of a JSON object or array."""
+    if not isinstance(row, str) or row.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(row)
+    except (ValueError, RecursionError):
+        return False
+    return True

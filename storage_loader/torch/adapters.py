@@ -14,17 +14,18 @@ from .. import loader
 from ..catalog import Version
 from ..config import DataConfig
 from ..keywords import checked_keywords, handed_on
+from ..loader.decode import Decode
 from ..loader.feed import Feed
 from ..loader.loader import DEFAULT_PREFETCH
 from ..loader.order import Shuffle
 from ..loader.order.partition import LastBatch
 from ..loader.view import Transform
 from . import distributed
-from .collate import marked
+from .collate import Kinds, marked
 from .device import cuda_device
 from .gather import TensorMemory, select_rows
 from .ring import Rings
-from .tensors import as_tensors, reduce_tensor
+from .tensors import as_tensors, reduce_tensor, stack
 
 
 def _dataset(*arguments: Any, **settings: Any) -> Dataset:
@@ -33,6 +34,7 @@ def _dataset(*arguments: Any, **settings: Any) -> Dataset:
 
 FEED = Feed(
     convert=as_tensors,
+    stack=stack,
     reduce=reduce_tensor,
     memory=TensorMemory,
     copy_rows=select_rows,
@@ -58,19 +60,15 @@ class Dataset(loader.Dataset, torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         given = super().__getitem__(index)
-        return given if _is_batch(index) else marked(given, **self._marks)
+        return given if _is_batch(index) else marked(given, Kinds.of(self))
 
     def rows(self, index: Sequence[int]) -> list[Any]:
-        marks = self._marks
-        return [marked(row, **marks) for row in super().rows(index)]
+        kinds = Kinds.of(self)
+        return [marked(row, kinds) for row in super().rows(index)]
 
     def __getitems__(self, index: Sequence[int]) -> list[Any]:
         """The rows of a batch; torch's DataLoader calls this where it exists."""
         return self.rows(index)
-
-    @property
-    def _marks(self) -> dict[str, Any]:
-        return {"schema": self.schema, "in_order": self._transform is None}
 
 
 def _is_batch(index: Any) -> bool:
@@ -119,6 +117,7 @@ class DataLoader(loader.DataLoader):
         index: bool = False,
         verify: bool = True,
         pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`device`: where batches are put ahead of use, "cuda" or "cuda:0" for example; None or
         "cpu": they stay in the host's memory, without a copy. `transform` runs before, on

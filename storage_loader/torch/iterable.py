@@ -16,6 +16,7 @@ from ..catalog import Snapshot, Version
 from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, handed_on
+from ..loader.decode import Decode
 from ..loader.iteration import Iteration
 from ..loader.loader import DEFAULT_PREFETCH
 from ..loader.order import Shuffle
@@ -25,7 +26,7 @@ from ..loader.view import Transform
 from ..process import PerProcess
 from . import distributed
 from .adapters import DataLoader
-from .collate import marked_rows
+from .collate import Kinds, marked_rows
 from .epochs import Epochs
 from .resharding import collated_by, is_resharded
 
@@ -108,6 +109,7 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         index: bool = False,
         verify: bool = True,
         pad: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Decode] | None = None,
     ) -> None:
         """`batch_size`: None gives rows. The other keywords are those of `DataLoader`, but for
         `device` and `num_workers`, which are torch's. `prefetch` is for each worker.
@@ -207,10 +209,8 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
 
     def _marked(self, given: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """What the loader gives; rows so that torch can collate them."""
-        schema = self.schema
-        if self.batch_size is not None or not schema.is_variable:
-            return given
-        return marked_rows(given, schema, in_order=self._transform is None)
+        kinds = Kinds.of(self) if self.batch_size is None else None
+        return given if kinds is None else marked_rows(given, kinds)
 
     def _drop_resumed(self) -> None:
         """Forget a state from which workers went on."""

@@ -200,7 +200,7 @@ def test_errors_are_one_line(
         assert said(*command, filled, "absent") == (
             f"error: no dataset 'absent' in file://{filled}; the storage holds: 'other', 'rows'\n"
         )
-        assert said(*command, filled, "a/b").startswith("error: dataset_name 'a/b': 1 to 128")
+        assert said(*command, filled, "a//b").startswith("error: dataset_name 'a//b': 1 to 128")
     assert said("ls", filled, "--where", "split") == "error: --where 'split': write KEY=VALUE\n"
     assert said("ls", filled, "--where", "=x") == "error: --where '=x': write KEY=VALUE\n"
     assert said("ls", "ftp://x").startswith("error: storage 'ftp://x': unknown scheme 'ftp'")

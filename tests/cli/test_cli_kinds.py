@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from storage_loader import Attribute, DataConfig, save
+from storage_loader import Attribute, DataConfig, Dataset, save
 from storage_loader.catalog import Catalog
+from storage_loader.errors import FormatError
 from tests.support.command import failing, run
 from tests.support.ragged import KINDS, rows_of
 
@@ -149,3 +151,44 @@ def test_bench(folder: dict[str, str], options: list[str]) -> None:
     found = json.loads(run(*words).stdout)
     assert [epoch["rows"] for epoch in found["epochs"]] == [50, 50]
     assert all(epoch["nbytes"] > 0 for epoch in found["epochs"])
+
+
+def test_info_shows_units_and_descriptions(folder: dict[str, str]) -> None:
+    """Those that the dataset was made with, whatever is appended with."""
+    attributes = [
+        Attribute("depth", "float32", (2,), unit="m", description="along\n\x1b[2J the axis"),
+        Attribute("label", "int64"),
+    ]
+    made = DataConfig("noted", attributes, **folder)
+    batch = {"depth": np.ones((1, 2)), "label": [1]}
+    save(made, batch)
+    others = [Attribute("depth", "float32", (2,), unit="km"), Attribute("label", "int64", unit="x")]
+    save(DataConfig("noted", others, **folder), batch)
+    assert {name: a.notes for name, a in Dataset(made).spec.items()} == {
+        "depth": attributes[0].notes,
+        "label": {},
+    }
+    assert len(Dataset(DataConfig("noted", others, **folder))) == 2
+    lines = run("info", folder["storage"], "noted").stdout.splitlines()
+    cells = [re.split(r"  +", line) for line in lines[-3:]]
+    assert cells == [
+        ["ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", "UNIT", "DESCRIPTION"],
+        ["depth", "float32", "(2,)", "8 B", "m", r"along\n\x1b[2J the axis"],
+        ["label", "int64", "()", "8 B", "-", "-"],
+    ]
+    shown = json.loads(run("info", folder["storage"], "noted", "--json").stdout)["attributes"]
+    assert [(a.get("unit"), a.get("description")) for a in shown] == [
+        ("m", attributes[0].description),
+        (None, None),
+    ]
+
+
+@pytest.mark.parametrize("value", [5, None, "", "x" * 65, ["m"]])
+def test_a_stored_unit_that_is_none(folder: dict[str, str], value: Any) -> None:
+    config = filled(folder, 3)
+    [path] = Path(folder["storage"]).rglob("dataset.json")
+    described = json.loads(path.read_bytes())
+    described["attributes"][0]["unit"] = value
+    path.write_bytes(json.dumps(described).encode())
+    with pytest.raises(FormatError, match=r"dataset\.json: "):
+        Dataset(config).open()

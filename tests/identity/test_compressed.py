@@ -241,7 +241,8 @@ def test_any_schema(
     commits: int,
 ) -> None:
     attributes = [
-        Attribute(f"a{i}", dtype, shape, own) for i, (dtype, shape, own) in enumerate(drawn)
+        Attribute(f"a{i}", dtype, shape, compressor=own)
+        for i, (dtype, shape, own) in enumerate(drawn)
     ]
     storage = {"storage": f"memory://{uuid.uuid4().hex}"}
     config = compressed(storage, attributes, compressor=compressor)

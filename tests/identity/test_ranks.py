@@ -443,6 +443,12 @@ def test_wrong_fractions_say_so(fractions: Any) -> None:
         split(of_rows(101), fractions)
 
 
+@pytest.mark.parametrize("fractions", [["0.8", "0.2"], [0.8, b"0.2"], "19"], ids=str)
+def test_fractions_that_are_texts_say_so(fractions: Any) -> None:
+    with pytest.raises(ConfigError, match=r"texts, not numbers; give numbers, e.g. \[0.9, 0.1\]"):
+        split(of_rows(101), fractions)
+
+
 @pytest.mark.parametrize("seed", [0.5, -1, True, "0", None])
 def test_a_wrong_seed_says_so(seed: Any) -> None:
     with pytest.raises(ConfigError, match="a whole number from 0 up"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from storage_loader import Attribute, DataConfig, Ragged, save
 from storage_loader.errors import ConfigError, LoaderError
+from tests.support import decoders
 from tests.support.kinds import COUNT, KINDS, WAYS, as_batch, expected_rows, fill
 from tests.support.own_process import in_processes
 from tests.support.rows import ROW, numbers_in, numbers_of
@@ -195,6 +197,8 @@ def of_eight_devices(the_config: DataConfig) -> None:
     for batch in DataLoader(the_config, transform=dense, **how):
         assert batch["tokens"].sharding == sharding
         assert isinstance(batch["caption"], list)
+    for batch in DataLoader(the_config, attributes=["caption"], decode={"caption": len}, **how):
+        assert batch["caption"].sharding == sharding
     padded = DataLoader(the_config, attributes=[ROW, "tokens"], pad={"tokens": 0}, **how)
     for batch in padded:
         assert batch["tokens"].sharding == sharding
@@ -206,3 +210,25 @@ def of_eight_devices(the_config: DataConfig) -> None:
         )
         found = {ROW: np.asarray(batch[ROW]).astype(np.int64), "tokens": rows}
         assert numbers_of(found, (Attribute(ROW, "int64"), Attribute("tokens", "int32", (None,))))
+
+
+def array_of(raw: bytes) -> Any:
+    return jax.numpy.asarray(decoders.image(raw))
+
+
+@pytest.mark.parametrize("function", [decoders.image, array_of])
+def test_decoded_rows_are_arrays(tmp_path: Path, function: Any) -> None:
+    saved = decoders.fill({"storage": str(tmp_path)})
+    decode = {"raw": function, "meta": decoders.label, "words": str.split}
+    seen: list[int] = []
+    for batch in DataLoader(saved, 32, decode=decode):
+        assert isinstance(batch["raw"], jax.Array)
+        assert batch["raw"].dtype == np.uint8
+        labels = batch["meta"].tolist()
+        assert batch["raw"][:, 0, 0].tolist() == labels == batch["row_"].tolist()
+        assert batch["words"] == [[*map(str, range(n % 4))] for n in labels]
+        seen += labels
+    assert seen == [*range(100)]
+    for batch in DataLoader(saved, 10, decode={"raw": decoders.cut_image}):
+        assert {isinstance(image, jax.Array) for image in batch["raw"]} == {True}
+        assert [len(image) for image in batch["raw"]] == [1 + n % 8 for n in batch["row_"].tolist()]

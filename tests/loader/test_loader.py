@@ -768,6 +768,22 @@ def test_an_error_of_transform_reaches_the_caller_and_ends_the_threads(
     assert running("ahead", "fetch", "plan") == []
 
 
+def test_an_error_of_transform_that_shows_a_batch_is_cut(hundred: DataConfig) -> None:
+    def fail(batch: Any) -> Any:
+        raise KeyError(str(batch) * 100)
+
+    with pytest.raises(TransformError, match=r"on rows 0, 1, 2 .*: KeyError: .*characters\)$") as e:
+        list(DataLoader(hundred, batch_size=3, transform=fail))
+    assert len(str(e.value)) < 700
+    assert len(str(e.value.__cause__)) > 10_000
+
+
+@pytest.mark.parametrize("extras", ["row", "valid"])
+def test_extras_are_a_list(hundred: DataConfig, extras: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"extras '{extras}': a list, extras=\['{extras}'\]"):
+        DataLoader(hundred, extras=extras)
+
+
 @pytest.mark.parametrize("index", [False, True])
 def test_an_error_of_the_store_reaches_the_caller(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, index: bool, tmp_path: Path

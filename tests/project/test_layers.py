@@ -54,6 +54,7 @@ ROOMS = {
         "run": 3,
         "peers": 3,
         "settings": 3,
+        "decode": 3,
         "feed": 4,
         "view": 5,
         "dataset": 6,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,8 @@ from storage_loader.schema import DTYPES
 from tests.support.batches import IMAGES, SCHEMA, TARGETS, check_both, refused, taken
 
 # Kinds of batch
+
+FIXED_LISTS = pa.FixedShapeTensorArray.from_numpy_ndarray(IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +42,19 @@ from tests.support.batches import IMAGES, SCHEMA, TARGETS, check_both, refused, 
         pd.DataFrame({"image": list(IMAGES), "target": pd.array([0, 1, 2, 3], dtype="Int64")}),
         pd.DataFrame({"image": list(IMAGES), "target": pd.Series([0, 1, 2, 3], dtype=object)}),
         pd.DataFrame({"image": list(IMAGES), "target": pd.Categorical([0, 1, 2, 3])}),
+        [{"image": i, "target": t} for i, t in zip(IMAGES, TARGETS, strict=True)],
+        [{"target": int(t), "image": i.tolist()} for i, t in zip(IMAGES, TARGETS, strict=True)],
+        pa.table({"image": IMAGES.tolist(), "target": TARGETS}),
+        pa.concat_tables(
+            [
+                pa.table({"image": [i.tolist()], "target": [t]})
+                for i, t in zip(IMAGES, TARGETS, strict=True)
+            ]
+        ),
+        pa.RecordBatch.from_pydict({"target": TARGETS, "image": FIXED_LISTS}),
+        {"image": FIXED_LISTS, "target": pa.array(TARGETS)},
     ],
-    ids=range(14),
+    ids=range(20),
 )
 def test_kinds_of_batch(batch: object) -> None:
     check_both(batch)
@@ -93,6 +108,11 @@ def test_any_array_comes_back_the_same(array: np.ndarray) -> None:
         ([True, 2], "int8", [1, 2]),
         (np.array([1, 2], object), "int8", [1, 2]),
         (np.array([1, 2.5], object), "float64", [1.0, 2.5]),
+        (np.array([1, np.inf], object), "float64", [1.0, np.inf]),
+        (pa.array([1, 2]), "float64", [1.0, 2.0]),
+        (pa.chunked_array([[1], [2, 3]]), "int8", [1, 2, 3]),
+        (pa.array([True, False]), "bool", [True, False]),
+        (pa.chunked_array([], pa.int64()), "int8", []),
         (pd.Series([1.5, 2.5], dtype="Float32"), "float32", [1.5, 2.5]),
         ([np.float16(1.5)], "float64", [1.5]),
         ([ml_dtypes.bfloat16(1.5)], "bfloat16", [1.5]),
@@ -132,26 +152,30 @@ def test_no_rows_in_other_forms() -> None:
 @pytest.mark.parametrize(
     ("value", "shape", "reason"),
     [
-        ([[1, 2], [3]], (2,), "not an array: setting an array element with a sequence."),
+        ([[1, 2], [3]], (2,), "row 1 has shape (1,), the dataset stores (2,)"),
+        ([np.zeros(2), np.zeros(3)], (2,), "row 1 has shape (3,), the dataset stores (2,)"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], (2, 4), "row 0 has shape (2, 3), the dataset stor"),
+        ([[1, 2], None], (2,), "row 1 has no value (None); fill it, or leave the row out"),
+        ([[1, [2, 3]], [1, 2]], (2,), "not an array: setting an array element with a sequence."),
         (["a", "b"], (), "values of dtype 'str32' cannot be stored; the dataset stores int64"),
         ([b"a"], (), "values of dtype 'bytes8' cannot be stored; the dataset stores int64"),
         ([1, "a"], (), "values of dtype 'str"),
         (pd.Series(["a"], dtype=object), (), "values of dtype 'str32' cannot be stored; the data"),
         (np.array(["2020-01-01"], "M8[D]"), (), "values of dtype 'datetime64[D]' cannot be stored"),
         (np.zeros(2, [("a", "i4")]), (), "values of dtype 'void32' cannot be stored; the dataset"),
-        ([None], (), "NoneType objects cannot be stored; give numbers of one dtype and shape"),
+        ([None], (), "row 0 has no value (None); fill it, or leave the row out"),
         (None, (), "NoneType objects cannot be stored; give numbers of one dtype and shape"),
         ({1, 2}, (), "set objects cannot be stored; give numbers of one dtype and shape"),
         ([{"a": 1}], (), "dict objects cannot be stored; give numbers of one dtype and shape"),
         ([2**70], (), "int beyond 64 bits objects cannot be stored; give numbers of one dtype and"),
-        (np.array([1, pd.NA], object), (), "NAType objects cannot be stored; give numbers"),
+        (np.array([1, pd.NA], object), (), "row 1 has no value (<NA>); fill it, or leave"),
         (np.ma.masked_array([1, 2], [0, 1]), (), "masked values cannot be stored; fill them"),
         (
             pd.Series([np.zeros(2), np.zeros(3)]),
             (2,),
-            "rows have different shapes, [(2,), (3,)]",
+            "row 1 has shape (3,), the dataset stores (2,)",
         ),
-        (pd.Series([np.zeros(2), 5]), (2,), "rows have different shapes, [(), (2,)]"),
+        (pd.Series([np.zeros(2), 5]), (2,), "row 1 has shape (), the dataset stores (2,)"),
     ],
 )
 def test_what_is_no_array_is_refused(value: object, shape: tuple[int, ...], reason: str) -> None:
@@ -208,10 +232,33 @@ def test_wrong_shapes_are_refused(value: object, shape: tuple[int, ...], reason:
         ),
         (
             [IMAGES, TARGETS],
-            "a batch is a dict of attribute name to array, or a DataFrame, not list",
+            "a batch is a dict of attribute name to array, a list of dicts, one a row, or a table "
+            "of pandas or pyarrow, not list",
         ),
-        (IMAGES, "a batch is a dict of attribute name to array, or a DataFrame, not ndarray"),
-        (None, "a batch is a dict of attribute name to array, or a DataFrame, not NoneType"),
+        (
+            [{"image": IMAGES[0], "target": 1}, {"image": IMAGES[0]}],
+            "row 1 of the batch lacks 'target', row 0 does not; each row is a dict of all "
+            "attributes",
+        ),
+        (
+            [{"image": IMAGES[0]}, {"image": IMAGES[0], "target": 1}],
+            "row 1 of the batch holds 'target', row 0 does not; each row is a dict of all "
+            "attributes",
+        ),
+        ([{"image": IMAGES[0], "target": 1}, 5], "row 1 of the batch is int, not a dict"),
+        (
+            [{"image": IMAGES[0], "taget": 1}],
+            "the batch holds 'taget', which is no attribute; did you mean 'target'?",
+        ),
+        (
+            IMAGES,
+            "a batch is a dict of attribute name to array, a list of dicts, one a row, or a table "
+            "of pandas or pyarrow, not ndarray",
+        ),
+        (
+            pa.table([TARGETS, TARGETS], names=["target", "target"]),
+            "the batch holds 'target' twice",
+        ),
     ],
 )
 def test_wrong_batches_are_refused(batch: object, text: str) -> None:
@@ -236,3 +283,29 @@ def test_shapes_are_checked_before_values() -> None:
     """A wrong shape is told at once, not after a pass over all values."""
     with pytest.raises(SchemaError, match="rows have shape"):
         as_arrays({"image": np.full((4, 2, 3), 999), "target": np.zeros((4, 2))}, SCHEMA)
+
+
+def test_nan_among_objects_is_a_number() -> None:
+    assert np.isnan(taken(np.array([np.nan, 1], object), "float32")).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "reason"),
+    [
+        (pa.array([1, None]), (), "row 1 has no value (null); fill it, or leave the row out"),
+        (pa.chunked_array([[1.5], [2.0, None]]), (), "row 2 has no value (null)"),
+        (pa.array([[1, 2], [3]]), (2,), "row 1 has shape (1,), the dataset stores (2,)"),
+        (pa.array([[1, 2], None]), (2,), "row 1 has no value (null)"),
+        (pa.array([[1, 2], [3, None]]), (2,), "row 1 holds a null"),
+        (pa.array([[[1, 2]], [[3]]]), (1, 2), "row 1 holds a list of 1, the dataset stores items"),
+        (
+            pa.array([[1, 2], [3, 4]]),
+            (),
+            "rows have shape (2,), the dataset stores ()",
+        ),
+        (FIXED_LISTS, (2, 4), "rows have shape (2, 3), the dataset stores (2, 4)"),
+        (pa.array(["a"]), (), "values of dtype 'str32' cannot be stored"),
+    ],
+)
+def test_columns_of_pyarrow_that_are_refused(value: object, shape: Any, reason: str) -> None:
+    assert refused(value, "float64", shape).startswith(reason)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from storage_loader.errors import SchemaError
 from storage_loader.ragged import Ragged
+from storage_loader.saver import texts
 from tests.support.ragged import taken
 
 TEXTS = ["a", "", "é€😀", "a\0b"]
@@ -136,6 +137,38 @@ def test_what_is_refused_and_where(dtype: str, value: object, text: str) -> None
     with pytest.raises(SchemaError) as error:
         taken(value, dtype)
     assert str(error.value).startswith(f"attribute 'x': {text}")
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        (b"a", "; decode bytes to text, or make them an attribute of 'bytes'"),
+        ({"a": [b"a"]}, "; decode bytes to text, or make them an attribute of 'bytes'"),
+        (np.int64(3), "; give Python's own values: of numpy's and torch's .item() or .tolist()"),
+        ([np.zeros(2)], "; give Python's own values: of numpy's and torch's .item() or .tolist()"),
+    ],
+)
+def test_what_json_does_not_know_has_a_remedy(row: Any, remedy: str) -> None:
+    with pytest.raises(SchemaError, match="row 1 cannot be stored as JSON") as error:
+        taken([1, row], "json")
+    assert str(error.value).endswith(remedy)
+
+
+def test_json_that_is_text_already_is_kept_and_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_warned", set())
+    rows = ['{"a": 1}', " [1, 2]", "{}"]
+    others: list[list[Any]] = [["{}", "text"], ["{}", {"a": 1}], ["{no", "[json"], ["1"], [], [""]]
+    for other in others:
+        taken(other, "json")
+    taken(rows, "str")
+    assert not caplog.records
+    for _ in range(2):
+        assert [json.loads(text) for text in taken(rows, "json")] == rows
+    [record] = caplog.records
+    assert "attribute 'x': each row is text that holds JSON" in record.getMessage()
+    assert "json.loads(text)" in record.getMessage()
 
 
 def test_json_nested_too_deeply_is_refused() -> None:

@@ -499,11 +499,16 @@ def test_a_claim_that_is_none_is_refused(memory: dict[str, str], body: bytes) ->
 def test_a_random_name_costs_few_requests_and_claims_nothing(
     memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The list is of a new dataset only: none may lie in its folder."""
     stores = watch(monkeypatch)
     save(config(memory), make(range(3)))
     assert stores[0].kinds() == [
-        "get dataset", "put object", "head object",
+        "get dataset", "list", "put object", "head object",
         "get dataset", "put dataset", "get dataset", "list metadata", "put commit",
+    ]  # fmt: skip
+    save(config(memory), make(range(3)))
+    assert stores[1].kinds() == [
+        "get dataset", "put object", "head object", "get dataset", "list metadata", "put commit",
     ]  # fmt: skip
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from storage_loader import DataConfig, Pad, Ragged
-from storage_loader.errors import LoaderError
+from storage_loader.errors import ConfigError, LoaderError
 from storage_loader.loader.fill.memory import AlignedMemory
 from storage_loader.schema import DTYPES
+from tests.support import decoders
 from tests.support.kinds import COUNT, KINDS, WAYS, as_batch, expected_rows, fill
 from tests.support.rows import ROW, make, numbers_in
 
@@ -71,7 +73,7 @@ def test_every_kind_as_numpys_loader_gives_it(saved: DataConfig, way: str, worke
 
 
 def test_element_spec_says_what_comes(saved: DataConfig) -> None:
-    pads = {"tokens": Pad(0, 1000, multiple_of=64), "boxes": 0}
+    pads = {"tokens": Pad(0, 1024, multiple_of=64), "boxes": 0}
     names = ["tokens", "boxes", "half", "meta"]
     loader = DataLoader(saved, 16, attributes=names, pad=pads, extras=("row",), drop_last=True)
     assert list(loader.element_spec.items()) == [
@@ -178,3 +180,45 @@ def test_rows_of_padding_are_empty(saved: DataConfig, workers: int) -> None:
         assert last[name].row_lengths().numpy()[valid:].tolist() == [0] * (16 - valid)
     for name, empty in (("caption", b""), ("raw", b""), ("meta", b"null")):
         assert last[name].numpy()[valid:].tolist() == [empty] * (16 - valid)
+
+
+def tensor_of(raw: bytes) -> Any:
+    return tf.constant(decoders.image(raw))
+
+
+@pytest.mark.parametrize("function", [decoders.image, tensor_of])
+def test_decoded_rows_are_tensors(tmp_path: Path, function: Any) -> None:
+    saved = decoders.fill({"storage": str(tmp_path)})
+    decode = {"raw": function, "meta": decoders.label, "words": str.upper}
+    how: dict[str, Any] = {"batch_size": 32, "last_batch": "pad", "decode": decode}
+    loader = DataLoader(saved, **how)
+    spec = {
+        "raw": tf.TensorSpec((None, 8, 8), tf.uint8),
+        "row_": tf.TensorSpec(None, tf.int64),
+        "words": tf.TensorSpec(None, tf.string),
+        "meta": tf.TensorSpec(None, tf.int64),
+    }
+    with pytest.raises(ConfigError, match="what a batch is, is up to decode; give element_spec"):
+        loader.element_spec  # noqa: B018
+    for batches in (loader, DataLoader(saved, **{**how, "last_batch": "drop"}).as_dataset(spec)):
+        seen: list[int] = []
+        for batch in batches:
+            labels = batch["meta"].numpy().tolist()
+            assert batch["raw"].dtype == tf.uint8
+            assert batch["raw"].numpy()[:, 0, 0].tolist() == labels
+            if len(seen) < 96:
+                words = [b" ".join(str(i).encode() for i in range(n % 4)) for n in labels]
+                assert batch["words"].numpy().tolist() == words
+            seen += labels
+        assert seen in ([*range(96)], [*range(100)] + [0] * 28)
+    [row] = DataLoader(saved, None, decode=decode, subset=[7])
+    assert (row["raw"].shape, int(row["meta"]), row["words"]) == ((8, 8), 7, b"0 1 2")
+
+
+def test_decoded_rows_that_differ_are_a_list_of_tensors(tmp_path: Path) -> None:
+    saved = decoders.fill({"storage": str(tmp_path)})
+    for batch in DataLoader(saved, 10, decode={"raw": decoders.cut_image, "words": str.split}):
+        rows = batch["row_"].numpy().tolist()
+        assert [tuple(image.shape) for image in batch["raw"]] == [(1 + n % 8, 8) for n in rows]
+        assert [int(image[0, 0]) for image in batch["raw"]] == rows
+        assert batch["words"] == [[*map(str, range(n % 4))] for n in rows]

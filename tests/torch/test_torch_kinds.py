@@ -14,10 +14,12 @@ import torch
 import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from storage_loader import Attribute, DataConfig, Ragged, save
+from storage_loader import Attribute, DataConfig, Pad, Ragged, save
+from storage_loader.errors import LoaderError
 from storage_loader.schema import DTYPES
 from storage_loader.torch import DataLoader, Dataset, IterableDataset, as_tensor, collate, jagged
 from storage_loader.torch.ring import SLOTS
+from tests.support import decoders
 from tests.support.fake_cuda import FakeCuda, patch
 from tests.support.kinds import COUNT, KINDS, WAYS, as_batch, expected_rows, fill
 from tests.support.rows import ROW, numbers_in, numbers_of
@@ -379,3 +381,156 @@ def test_attributes_are_named_in_the_test() -> None:
     assert kinds == {("number", False), ("number", True)} | {
         (dtype, Attribute("x", dtype).is_variable) for dtype in ("bytes", "str", "json")
     }
+
+
+# Padded rows, and decoded ones
+
+
+PAD = {"tokens": Pad(-1, multiple_of=4), "boxes": Pad(2.5, side="left")}
+
+
+def check_padded(batch: Any, rows: list[int], saved: DataConfig) -> None:
+    """As our own loader pads just these rows."""
+    [expected] = DataLoader(saved, COUNT, pad=PAD, subset=rows)
+    assert [*batch] == [*expected]
+    for name in ("tokens", "tokens_length", "boxes", "boxes_length"):
+        assert array(batch[name]).tobytes() == array(expected[name]).tobytes(), name
+        assert not batch[name].is_nested
+    assert batch[ROW].tolist() == rows
+
+
+@TORCHS_WORKERS
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_are_padded_stay_dense_under_torchs_loader(
+    saved: DataConfig, workers: int
+) -> None:
+    for dataset in (Dataset(saved, pad=PAD), IterableDataset(saved, pad=PAD)):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=workers)
+        seen: list[int] = []
+        for batch in loader:
+            check_padded(batch, batch[ROW].tolist(), saved)
+            seen += batch[ROW].tolist()
+        assert sorted(seen) == list(range(COUNT))
+
+
+def test_a_padded_dataset_gives_rows_and_batches(saved: DataConfig) -> None:
+    dataset = Dataset(saved, pad=PAD)
+    check_padded(dataset[[3, 4, 9]], [3, 4, 9], saved)
+    for number, row in zip([5, 6], [dataset[5], *dataset.rows([6])], strict=True):
+        tensors = {n: f[None] if isinstance(f, torch.Tensor) else f for n, f in row.items()}
+        check_padded(tensors, [number], saved)
+    short = Dataset(saved, pad={"tokens": Pad(0, length=3, truncate=True, side="left")})
+    [batch] = torch.utils.data.DataLoader(short, batch_size=COUNT)
+    tokens = [row["tokens"] for row in Dataset(saved).rows(range(COUNT))]
+    assert batch["tokens"].tolist() == [[0] * (3 - len(t[-3:])) + t[-3:].tolist() for t in tokens]
+    assert batch["tokens_length"].tolist() == [min(3, len(t)) for t in tokens]
+    with pytest.raises(LoaderError, match=r"attribute 'tokens': row 0 .* pad says length 1"):
+        Dataset(saved, pad={"tokens": Pad(0, length=1)}).rows(range(COUNT))
+
+
+def test_padded_tuples(saved: DataConfig) -> None:
+    """The length stands right after what it is the length of, extras at the end."""
+    how: dict[str, Any] = {"attributes": ["caption", "tokens", "image"], "as_tuple": True}
+    pad = {"tokens": -1}
+    dataset = IterableDataset(saved, pad=pad, extras=["row"], **how)
+    [expected] = DataLoader(saved, COUNT, pad=pad, extras=["row"], **how)
+    [batch] = torch.utils.data.DataLoader(dataset, batch_size=COUNT)
+    assert len(batch) == len(expected) == 5
+    assert batch[0] == expected[0]
+    assert batch[1].shape[0] == COUNT
+    assert batch[2].shape == (COUNT,)
+    assert [t.tolist() for t in batch[1:]] == [t.tolist() for t in expected[1:]]
+
+
+def without_length(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: field for name, field in row.items() if name != "tokens_length"}
+
+
+def test_padded_rows_whose_lengths_a_transform_has_left_out(saved: DataConfig) -> None:
+    dataset = Dataset(saved, pad={"tokens": -1}, transform=without_length)
+    [batch] = torch.utils.data.DataLoader(dataset, batch_size=COUNT)
+    [expected] = DataLoader(saved, COUNT, pad={"tokens": -1})
+    assert batch["tokens"].equal(expected["tokens"])
+
+
+def test_rows_copied_into_plain_dicts(saved: DataConfig) -> None:
+    rows = Dataset(saved).rows([1, 2, 3])
+    with pytest.raises(LoaderError, match=r"plain dicts .*use row\.copy\(\)"):
+        collate([dict(row) for row in rows])
+    expected = as_numpy(collate(rows))
+    for copied in ([row.copy() for row in rows], [row | {"more": 1} for row in rows]):
+        batch = as_numpy(collate(copied))
+        assert numbers_of({name: batch[name] for name in expected}, KINDS) == [1, 2, 3]
+    assert batch["more"].tolist() == [1, 1, 1]
+    with pytest.raises(LoaderError, match="collate: no rows"):
+        collate([])
+
+
+def as_tensor_of(raw: bytes) -> torch.Tensor:
+    return torch.from_numpy(decoders.image(raw).copy())
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return decoders.fill({"storage": str(tmp_path_factory.mktemp("decoded"))})
+
+
+@pytest.mark.parametrize("function", [decoders.image, as_tensor_of])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_decoded_rows_are_tensors(decoded: DataConfig, function: Any, workers: int) -> None:
+    decode = {"raw": function, "meta": decoders.label}
+    how: dict[str, Any] = {"batch_size": 32, "last_batch": "pad", "num_workers": workers}
+    seen: list[int] = []
+    for batch in DataLoader(decoded, decode=decode, **how):
+        images, labels = batch["raw"], batch["meta"]
+        assert (images.dtype, images.shape) == (torch.uint8, (32, 8, 8))
+        assert images[:, 0, 0].tolist() == labels.tolist()
+        images.add_(1)  # its memory is the batch's own
+        seen += labels.tolist()
+    assert seen == [*range(decoders.COUNT)] + [0] * 28
+
+
+@TORCHS_WORKERS
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_collates_decoded_rows(decoded: DataConfig, workers: int) -> None:
+    decode = {"raw": decoders.image, "meta": decoders.label, "words": str.split}
+    for dataset in (Dataset(decoded, decode=decode), IterableDataset(decoded, decode=decode)):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=32, num_workers=workers)
+        seen: list[int] = []
+        for batch in loader:
+            rows = batch["row_"].tolist()
+            assert batch["raw"][:, 0, 0].tolist() == batch["meta"].tolist() == rows
+            assert batch["words"] == [[*map(str, range(n % 4))] for n in rows]
+            seen += rows
+        assert sorted(seen) == [*range(decoders.COUNT)]
+
+
+@pytest.mark.filterwarnings("error")  # torch's, of memory that must not be written to
+def test_decoded_rows_of_several_shapes_are_a_list_of_tensors(decoded: DataConfig) -> None:
+    for flipped in (decoders.cut_image, lambda raw: decoders.cut_image(raw)[::-1]):
+        for batch in DataLoader(decoded, 10, decode={"raw": flipped}):
+            shapes = [tuple(image.shape) for image in batch["raw"]]
+            assert shapes == [(1 + n % 8, 8) for n in batch["row_"].tolist()]
+            assert [int(image[0, 0]) for image in batch["raw"]] == batch["row_"].tolist()
+        dataset = Dataset(decoded, decode={"raw": flipped})
+        [batch] = torch.utils.data.DataLoader(dataset, batch_size=100)
+        assert [len(image) for image in batch["raw"]] == [1 + n % 8 for n in range(100)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_decoded_rows_come_to_a_device(decoded: DataConfig, cuda: FakeCuda, workers: int) -> None:
+    decode = {"raw": decoders.image, "words": str.split}
+    found: list[int] = []
+
+    def kernel(images: torch.Tensor, rows: torch.Tensor) -> None:
+        assert images[:, 0, 0].tolist() == rows.tolist()
+        found.extend(rows.tolist())
+
+    loader = DataLoader(decoded, 16, device="cuda:0", decode=decode, num_workers=workers, epochs=2)
+    for batch in loader:
+        assert isinstance(batch["words"], list)
+        cuda.run(functools.partial(kernel, batch["raw"], batch["row_"]))
+        del batch
+    cuda.default.finish()
+    assert found == [*range(decoders.COUNT)] * 2
+    assert cuda.on_device == 0

@@ -7,7 +7,6 @@ Loaders, evictors and others that clear may be at work meanwhile.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from ...config import DataConfig, is_dataset_name
+from ...config import DataConfig, is_dataset_id, is_dataset_name
 from ...errors import ConfigError, LoaderError
 from ...keywords import checked_keywords, flag, shown
 from ...store import open_store
@@ -27,8 +26,6 @@ from .private import is_own_file, open_found
 
 T = TypeVar("T")
 
-_ID = re.compile(r"[0-9a-f]{16}")  # of an origin, of a dataset
-_PREFIX_PARTS = 3  # origin, name, id: folders above what belongs to one dataset
 _LAST_SECOND = 253_402_300_799  # of the year 9999
 
 
@@ -46,7 +43,7 @@ class CachedDataset:
     @property
     def name(self) -> str:
         """Its `dataset_name`."""
-        return self.prefix.split("/")[0]
+        return self.prefix.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class _File:
 
     @property
     def prefix(self) -> str:
-        return "/".join(self.place[1:_PREFIX_PARTS])
+        return "/".join(self.place[1 : _num_prefix_parts(self.place)])
 
 
 class _Sums:
@@ -161,26 +158,27 @@ def _selector(
     ):
         raise ConfigError(f"older_than {shown(older_than)}: a timedelta from 0 up")
     latest = None if older_than is None else time.time() - older_than.total_seconds()
-    parts = _parts(dataset)
+    origin, prefixes = _wanted(dataset)
 
     def is_meant(file: _File) -> bool:
-        return (latest is None or file.last_used <= latest) and all(
-            wanted in (None, part) for wanted, part in zip(parts, file.place, strict=False)
-        )
+        if latest is not None and file.last_used > latest:
+            return False
+        name, _, _ = file.prefix.rpartition("/")
+        return origin in (None, file.place[0]) and prefixes in (None, file.prefix, name)
 
     return is_meant
 
 
-def _parts(dataset: object) -> tuple[str | None, ...]:
-    """What the folders above a dataset's files are called; None: anything."""
+def _wanted(dataset: object) -> tuple[str | None, str | None]:
+    """The id of an origin, and the name or prefix of datasets; None: anything."""
     if dataset is None:
-        return ()
+        return None, None
     if isinstance(dataset, DataConfig):
-        return (origin_id(open_store(dataset).origin), *dataset.dataset_prefix.split("/"))
+        return origin_id(open_store(dataset).origin), dataset.dataset_prefix
     if isinstance(dataset, str):
-        name, separator, id_ = dataset.partition("/")
-        if is_dataset_name(name) and (_ID.fullmatch(id_) if separator else not id_):
-            return (None, name, id_ or None)
+        name, _, id_ = dataset.rpartition("/")
+        if is_dataset_name(name if is_dataset_id(id_) else dataset):
+            return None, dataset
     raise ConfigError(f"dataset {shown(dataset)}: a DataConfig, a dataset's name, or <name>/<id>")
 
 
@@ -199,7 +197,7 @@ def _files(folder: int, place: tuple[str, ...] = (), origin: str = "") -> Iterat
     """All cache files of datasets below an open folder, one after another."""
     if len(place) == 1:
         origin = noted_origin(place[0], folder)
-    if len(place) >= _PREFIX_PARTS:
+    if _num_prefix_parts(place):
         for name in sorted(os.listdir(folder)):
             if name.endswith(SUFFIX):
                 with suppress(FileNotFoundError):
@@ -216,7 +214,7 @@ def _folders(folder: int, place: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     for name in names:
-        if _may_be(name, len(place)):
+        if _may_be(name, place):
             with ExitStack() as opened:
                 try:
                     below = opened.enter_context(open_found(name, folder))
@@ -225,11 +223,22 @@ def _folders(folder: int, place: tuple[str, ...]) -> Iterator[tuple[str, int]]:
                 yield name, below
 
 
-def _may_be(name: str, depth: int) -> bool:
-    """Whether a folder at this depth may be called so: <origin's id>/<name>/<id>/..."""
-    if depth >= _PREFIX_PARTS:
+def _num_prefix_parts(place: tuple[str, ...]) -> int:
+    """Folders above what belongs to one dataset: <origin's id>/<name>/<id>; 0: not that deep.
+
+    No part of a name looks like an id.
+    """
+    found = (depth for depth, part in enumerate(place) if depth > 1 and is_dataset_id(part))
+    return next(found, -1) + 1
+
+
+def _may_be(name: str, place: tuple[str, ...]) -> bool:
+    """Whether a folder there may be called so."""
+    if not place:
+        return is_dataset_id(name)  # an origin's looks the same
+    if _num_prefix_parts(place):
         return True
-    return is_dataset_name(name) if depth == 1 else _ID.fullmatch(name) is not None
+    return is_dataset_name("/".join([*place[1:], name])) or (len(place) > 1 and is_dataset_id(name))
 
 
 def _remove_empty(folder: int, place: tuple[str, ...] = ()) -> None:

@@ -47,15 +47,13 @@ class Parts:
     frees_gil: bool = False  # other threads are to run while large rows are copied
 
     @cached_property
-    def _addresses(self) -> Rows:
-        return np.array([a.__array_interface__["data"][0] for a in self.arrays], np.int64)
+    def _spanned(self) -> tuple[int, int, Rows]:
+        return span_of(self.arrays)
 
     @cached_property
     def span(self) -> tuple[int, int]:
         """Address and size, bytes, of all memory from the lowest part to the highest."""
-        starts = self._addresses.tolist()
-        ends = [start + part.nbytes for start, part in zip(starts, self.arrays, strict=True)]
-        return min(starts), max(ends) - min(starts)
+        return self._spanned[:2]
 
     @cached_property
     def _memory(self) -> Array | None:
@@ -82,7 +80,7 @@ class Parts:
     @cached_property
     def _shifts(self) -> Rows:
         """By part, the place in that memory of the dataset's row 0, if the part reached there."""
-        return self._addresses - self.firsts * self.region.item_nbytes - self.span[0]
+        return self._spanned[2] - self.firsts * self.region.item_nbytes
 
     @cached_property
     def _stops(self) -> Rows:
@@ -189,6 +187,21 @@ class _Memory:
             "typestr": f"|V{nbytes}",
             "version": 3,
         }
+
+
+def span_of(arrays: Sequence[Array]) -> tuple[int, int, Rows]:
+    """Address and size, bytes, of all memory from the lowest array to the highest.
+
+    And the place of each array there, 0 for one without bytes, which lies anywhere.
+    """
+    sizes = np.array([array.nbytes for array in arrays], np.int64)
+    addresses = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
+    filled = sizes > 0
+    if not filled.any():
+        return 0, 0, np.zeros_like(sizes)
+    first = int(addresses[filled].min())
+    nbytes = int((addresses + sizes)[filled].max()) - first
+    return first, nbytes, np.where(filled, addresses - first, 0)
 
 
 def stretch(address: int, nbytes: int) -> Array:

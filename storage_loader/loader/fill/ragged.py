@@ -20,7 +20,7 @@ from ...schema import Attribute
 from ..order import Rows
 from .base import Asked, Field
 from .memory import Memory
-from .parts import Array, Parts, stretch
+from .parts import Array, Parts, span_of, stretch
 
 _STEPS = 8  # sizes of memory between a power of two and the next: batches differ in size
 
@@ -44,26 +44,15 @@ class RaggedParts:
         return Parts(self.attribute.regions[0], self.firsts, self.ends)
 
     @cached_property
+    def _memory(self) -> tuple[int, int, Rows]:
+        """What has values: address and size, and by part its place there."""
+        return span_of(self.values)
+
+    @cached_property
     def octets(self) -> memoryview:
         """All memory from the lowest values to the highest."""
-        address, nbytes = self._span
+        address, nbytes, _ = self._memory
         return stretch(address, nbytes).data if nbytes else memoryview(b"")
-
-    @cached_property
-    def _span(self) -> tuple[int, int]:
-        filled = [v for v in self.values if v.nbytes]
-        starts = [v.__array_interface__["data"][0] for v in filled]
-        if not filled:
-            return 0, 0
-        stops = [start + v.nbytes for start, v in zip(starts, filled, strict=True)]
-        return min(starts), max(stops) - min(starts)
-
-    @cached_property
-    def _places(self) -> Rows:
-        """By part, the place of its values in that memory."""
-        first, _ = self._span
-        addresses = [v.__array_interface__["data"][0] if v.nbytes else first for v in self.values]
-        return np.array(addresses, np.int64) - first
 
     @cached_property
     def _counts(self) -> Rows:
@@ -83,7 +72,8 @@ class RaggedParts:
         starts = self._ends.take(rows, places - is_later * self._ends.region.item_nbytes)
         starts = np.where(is_later, starts, 0)
         check_ends(self.attribute.name, starts, stops, self._counts[part])
-        return self._places[part] + starts * self.attribute.item_nbytes, stops - starts
+        _, _, firsts = self._memory
+        return firsts[part] + starts * self.attribute.item_nbytes, stops - starts
 
 
 def check_ends(name: str, starts: Rows, stops: Rows, counts: Rows | int) -> None:
@@ -170,10 +160,8 @@ class PaddedRows:
 
     def fields(self, parts: RaggedParts | None, asked: Asked) -> Mapping[str, Field]:
         attribute, pad, located = self._attribute, self._pad, _Located(parts, asked)
-        kept = located.counts
-        if pad.length is not None:
-            kept = np.minimum(kept, pad.length)
-        item = attribute.item_nbytes
+        kept, item = pad.kept(located.counts), attribute.item_nbytes
+        starts = located.starts + pad.skipped(located.counts) * item
 
         def dense(i: int, memory: Memory | None) -> Array:
             counts = located.counts[i]
@@ -182,12 +170,9 @@ class PaddedRows:
             made = _items(room, attribute).reshape(len(counts), width, *attribute.item_shape)
             made[...] = pad.value  # raises where it is none of the dtype
             source, out = located.octets, room.data
-            starts, places = located.starts[i], np.arange(len(counts)) * width * item
-            if pad.side == "left":
-                starts = starts + (counts - kept[i]) * item
-                places = places + (width - kept[i]) * item
+            places = (np.arange(len(counts)) * width + pad.places(kept[i], width)) * item
             sizes = (kept[i] * item).tolist()
-            for start, place, size in zip(starts.tolist(), places.tolist(), sizes, strict=True):
+            for start, place, size in zip(starts[i].tolist(), places.tolist(), sizes, strict=True):
                 out[place : place + size] = source[start : start + size]
             return made
 

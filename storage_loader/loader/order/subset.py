@@ -122,6 +122,10 @@ def _counts(num_rows: int, fractions: Sequence[float]) -> list[int]:
         shares = [float(number) for number in numbers]
     except (TypeError, ValueError):
         numbers = shares = []
+    if any(isinstance(number, (str, bytes)) for number in numbers):
+        raise ConfigError(
+            f"fractions {shown(fractions)}: texts, not numbers; give numbers, e.g. [0.9, 0.1]"
+        )
     whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in numbers)
     if whole and all(n >= 0 for n in numbers) and sum(numbers) > 1:
         left = num_rows - sum(numbers)

@@ -32,12 +32,15 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
 from ...errors import LoaderError, TransformError
+from ...keywords import brief
 from ...process import PerProcess
 
 T = TypeVar("T")
 
 _TASKS_EACH = 2  # one being made, one waiting: a worker never waits for the parent
 _ALIGNMENT = 64
+_LONGEST_LINE = 500  # characters of a worker's traceback
+_MOST_LINES = 100  # of its beginning, and of its end
 
 
 def plainly(value: Any) -> Any:
@@ -62,8 +65,8 @@ class Workers(Generic[T]):
             payload = reduction.ForkingPickler.dumps(job)
         except Exception as error:
             raise LoaderError(
-                f"num_workers: the transform cannot be sent to worker processes ({error}); define "
-                "it at the top level of a module, or leave num_workers out"
+                f"num_workers: decode or transform cannot be sent to worker processes ({error}); "
+                "define the function at the top level of a module, or leave num_workers out"
             ) from error
         context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
@@ -225,8 +228,18 @@ def _tried(work: Callable[[], Any]) -> tuple[str | None, Any]:
     try:
         return None, work()
     except Exception as error:
-        text = str(error) if isinstance(error, TransformError) else f"in a worker: {error!r}"
-        return f"{text}\n\n{traceback.format_exc()}", None
+        is_ours = isinstance(error, TransformError)
+        text = str(error) if is_ours else f"in a worker: {brief(error)}"
+        return f"{text}\n\n{_cut(traceback.format_exc())}", None
+
+
+def _cut(text: str) -> str:
+    """A traceback without most of what errors show that show all they were given."""
+    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
+    left_out = len(lines) - 2 * _MOST_LINES
+    if left_out > 0:
+        lines[_MOST_LINES:-_MOST_LINES] = [f"... {left_out} lines ..."]
+    return "\n".join(lines)
 
 
 def _loaded(payload: bytes) -> Any:
@@ -234,8 +247,8 @@ def _loaded(payload: bytes) -> Any:
         return pickle.loads(payload)
     except Exception as error:
         raise TransformError(
-            f"num_workers: a worker process cannot load the transform ({error}); define it in a "
-            "module, since workers import neither a notebook nor `python -c`"
+            f"num_workers: a worker process cannot load decode or transform ({error}); define the "
+            "function in a module, since workers import neither a notebook nor `python -c`"
         ) from error
 
 

@@ -750,7 +750,7 @@ def test_wrong_arguments_change_nothing(filled: dict[str, DataConfig], cache_dir
         (lambda: clear_cache("", cache_dir=cache_dir), "dataset ''"),
         (lambda: clear_cache("../x", cache_dir=cache_dir), "dataset '../x'"),
         (lambda: clear_cache("digits/", cache_dir=cache_dir), "dataset 'digits/'"),
-        (lambda: clear_cache("digits/x", cache_dir=cache_dir), "dataset 'digits/x'"),
+        (lambda: clear_cache("digits/objects", cache_dir=cache_dir), "dataset 'digits/objects'"),
         (lambda: clear_cache("di*", cache_dir=cache_dir), "dataset 'di*'"),
         (lambda: clear_cache(7, cache_dir=cache_dir), "dataset 7: a DataConfig, "),  # type: ignore
         (

@@ -208,7 +208,10 @@ def test_what_cannot_be_sent_is_an_error(stored: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-c"], "num_workers: a worker process cannot load the transform (Can't get attribute"),
+        (
+            ["-c"],
+            "num_workers: a worker process cannot load decode or transform (Can't get attribute",
+        ),
         (["-"], "what is read from standard input cannot be imported"),
     ],
     ids=["python -c", "standard input"],
