@@ -25,7 +25,6 @@ SKEW = timedelta(minutes=1)
 _SAVING = 4  # puts at once, as a saver's
 _LOADING = 32  # reads at once, as a loader's
 _TOGETHER = 10.0  # seconds until all creators have a thread
-_LISTING = 2.0  # seconds for a listing of all that was put
 _SMALL = 40  # requests whose median time is told
 _BODY = bytes(range(256)) * 4
 
@@ -306,9 +305,10 @@ def _pages(trial: Trial) -> Found:
     effort = trial.effort
     folder = trial.store.key("pages")
     keys = [f"{folder}/{number:06}" for number in range(effort.listed)]
+    end = trial.end - (trial.end - time.monotonic()) / 4  # the rest is for listing them
 
     def put(key: str) -> bool:
-        if time.monotonic() > trial.end - _LISTING:
+        if time.monotonic() > end:
             return False
         trial.store.put(key, b"")
         return True
@@ -333,7 +333,7 @@ def _pages(trial: Trial) -> Found:
     if len(there) < len(keys):
         return untried(
             f"{len(there)} objects are listed rightly, and no more could be put in the time",
-            f"a listing has several pages from {effort.listed} on",
+            f"a listing has several pages from {effort.listed} on: give it more time (--seconds)",
         )
     return holds(f"{len(keys)} objects")
 
@@ -385,7 +385,10 @@ def _moved(trial: Trial) -> tuple[float, float]:
     def down(key: str) -> int:
         moved = 0
         while not moved or time.monotonic() < end:
-            moved += sum(memoryview(one).nbytes for one in trial.store.stream(key, 0, len(body)))
+            for piece in trial.store.stream(key, 0, len(body)):
+                moved += memoryview(piece).nbytes
+                if time.monotonic() > end:
+                    break
         return moved
 
     end = trial.until(seconds)
