@@ -225,8 +225,12 @@ class View:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        self.open()  # a pickled one carries its version
+        self._open_for_copies()
         return self.__dict__
+
+    def _open_for_copies(self) -> None:
+        """A pickled one carries its version."""
+        self.open()
 
 
 def _takes_rng(transform: Callable[..., Any]) -> bool:
