@@ -65,7 +65,7 @@ class S3Points:
     def after(self) -> tuple[Point, ...]:
         """Those of the bucket itself."""
         return (
-            Point("no half objects", self._cut, needs=("get",)),
+            Point("no half objects", self._cut, needs=("get", "delete")),
             Point("versioning", _set(self._versioning), needs=("bucket",), writes=False),
             Point("lock", _set(self._lock), needs=("bucket",), writes=False),
             Point("expiry", _set(self._expiry), needs=("bucket",), writes=False),

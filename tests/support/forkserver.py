@@ -1,6 +1,6 @@
 """A pytest plugin: processes begin as they do by default on Linux from Python 3.14 on.
 
-    pytest -p tests.support.forkserver
+pytest -p tests.support.forkserver
 """
 
 import multiprocessing
