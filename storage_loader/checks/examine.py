@@ -14,12 +14,15 @@ from ..credentials import Provider
 from ..errors import ConfigError, StorageLoaderError
 from ..keywords import checked_keywords, flag, shown
 from ..store import S3Place, Store, open_store
-from .any_store import CLOCK, LIST, PAGES, PROMISES, READ, SPEED, VERBS
+from .clock import CLOCK
 from .folder import FolderPoints
 from .own import OwnFolder
+from .promises import PAGES, PROMISES
 from .s3 import S3Points
+from .speed import SPEED
 from .trial import Effort, Point, Trial
 from .value import Check, Checked, Found, State, untried
+from .verbs import LIST, READ, VERBS
 
 SECONDS = 30.0
 _CLEANING = 6.0  # of these at most, or a quarter, to remove what was made

@@ -25,7 +25,7 @@ from ..store.certificates import (
 )
 from ..store.guarded_http import proxy_of
 from ..text import printable
-from .any_store import judged_clock
+from .clock import judged_clock
 from .own import FOLDER
 from .trial import Point, Trial
 from .value import Found, holds, short, untried
