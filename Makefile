@@ -13,10 +13,13 @@ NEWEST_PYTHON ?= python3.13
 JOBS ?= 2
 # More words for pytest, for example PYTEST_ARGS="-k folder -x".
 PYTEST_ARGS ?=
-# The tests of saving, loading, stores and the command line, of about a minute:
+# The tests of saving, loading, stores and the command line but for the slowest, of about a minute:
 # make test-oldest PYTEST_ARGS='$(QUICK)'
 QUICK := $(addprefix tests/,saver/test_saver.py loader/test_loader.py loader/test_dataset.py \
-    store/test_store_contract.py cli/test_cli.py)
+    store/test_store_contract.py cli/test_cli.py) -k 'not forgotten and not more_than_a_page'
+# Those whose processes begin as Python is told to, begun as Python 3.14 does: make test PYTEST_ARGS='$(FORKSERVER)'
+FORKSERVER := -p tests.support.forkserver $(addprefix tests/,test_process.py loader/run/test_workers.py \
+    torch/test_torch_iterable.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-newest test-oldest lint bench s3
@@ -46,14 +49,14 @@ test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPO
 # What pip chooses depends on what is there: each of the two begins with nothing.
 test-newest:  ## run the tests without frameworks, with the newest of everything: NEWEST_PYTHON=python3.13
 	$(NEWEST_PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install -r requirements/bare.txt --editable .
+	.venv-newest/bin/python -m pip install --no-compile -r requirements/bare.txt --editable .
 	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-oldest:  ## the same with the lowest versions that pyproject.toml admits
 	python3.11 -m venv --clear .venv-oldest
 	.venv-oldest/bin/python tests/support/lowest.py aws >.venv-oldest/lowest.txt
-	.venv-oldest/bin/python -m pip install -c .venv-oldest/lowest.txt -r requirements/bare.txt \
-	    --editable '.[aws]'
+	.venv-oldest/bin/python -m pip install --no-compile -c .venv-oldest/lowest.txt \
+	    -r requirements/bare.txt --editable '.[aws]'
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy

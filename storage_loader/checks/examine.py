@@ -14,17 +14,21 @@ from ..credentials import Provider
 from ..errors import ConfigError, StorageLoaderError
 from ..keywords import checked_keywords, flag, shown
 from ..store import S3Place, Store, open_store
-from .any_store import CLOCK, LIST, PAGES, PROMISES, READ, SPEED, VERBS
+from .clock import CLOCK
 from .folder import FolderPoints
 from .own import OwnFolder
+from .promises import PAGES, PROMISES
 from .s3 import S3Points
+from .speed import SPEED
 from .trial import Effort, Point, Trial
 from .value import Check, Checked, Found, State, untried
+from .verbs import LIST, READ, VERBS
 
 SECONDS = 30.0
-_CLEANING = 6.0  # of these, to remove what was made
-_UNDER_WAY = 2.0  # of these, for requests that have begun
+_CLEANING = 6.0  # of these at most, or a quarter, to remove what was made
+_UNDER_WAY = 1 / 3  # of that, for requests that have begun
 _TIMEOUT = 5.0  # for a request without progress
+_MORE = "give it more time (--seconds), or see what makes the storage so slow"
 
 
 @checked_keywords
@@ -97,7 +101,8 @@ def examine(
     began = time.monotonic()
     folder = OwnFolder(store)
     is_s3 = isinstance(own, S3Points)
-    trial = Trial(folder, is_s3, began + seconds - _CLEANING, effort or Effort())
+    cleaning = min(_CLEANING, seconds / 4)
+    trial = Trial(folder, is_s3, began + seconds - cleaning, effort or Effort())
     points = _points(own, read_only=read_only)
     checks: list[Check] = []
     left, swept = "", 0
@@ -106,7 +111,7 @@ def examine(
             found = _tried(point, trial, checks)
             checks.append(Check(point.name, found.state, found.detail, found.cost, found.remedy))
     finally:
-        folder.end(_UNDER_WAY)
+        folder.end(cleaning * _UNDER_WAY)
         if not read_only:
             left, swept = _cleaned(folder, own, trial, _states(checks), began + seconds)
     return Checked(store.url, tuple(checks), time.monotonic() - began, left, swept)
@@ -145,12 +150,12 @@ def _tried(point: Point, trial: Trial, before: Sequence[Check]) -> Found:
         return untried(f"it would leave much here, as {forbidding[0]} says")
     left = trial.end - time.monotonic()
     if left <= 0:
-        return untried("no time was left", "the storage is slow; see what speed says")
+        return untried("no time was left", _MORE)
     finding = trial.threads.submit(point.find, trial)
     try:
         error = finding.exception(left)  # `result` would raise a store's own TimeoutError alike
     except NotDoneError:
-        return untried("it took longer than there was time")
+        return untried("it took longer than there was time", _MORE)
     if isinstance(error, (StorageLoaderError, OSError)):
         return untried(str(error))
     return finding.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import ssl
 import time
@@ -13,13 +12,20 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-import certifi
-
 from ..errors import BucketNotFoundError, KeysRefusedError, PermissionDeniedError, StoreError
 from ..store import S3Bucket, S3Place
+from ..store.certificates import (
+    Fault,
+    NoCertificatesError,
+    Refusal,
+    context,
+    fault,
+    fault_of_taken,
+    named_file,
+)
 from ..store.guarded_http import proxy_of
 from ..text import printable
-from .any_store import judged_clock
+from .clock import judged_clock
 from .own import FOLDER
 from .trial import Point, Trial
 from .value import Found, holds, short, untried
@@ -59,7 +65,7 @@ class S3Points:
     def after(self) -> tuple[Point, ...]:
         """Those of the bucket itself."""
         return (
-            Point("no half objects", self._cut, needs=("get",)),
+            Point("no half objects", self._cut, needs=("get", "delete")),
             Point("versioning", _set(self._versioning), needs=("bucket",), writes=False),
             Point("lock", _set(self._lock), needs=("bucket",), writes=False),
             Point("expiry", _set(self._expiry), needs=("bucket",), writes=False),
@@ -84,14 +90,21 @@ class S3Points:
                 address = sock.getpeername()[0]
                 sock.settimeout(_ANSWER_SECONDS)
                 if parts.scheme == "https":
-                    with _context().wrap_socket(sock, server_hostname=host) as secured:
+                    trusted = context(named_file())
+                    with trusted.wrap_socket(sock, server_hostname=host) as secured:
+                        certificate = secured.getpeercert(binary_form=True)
                         how = f", {secured.version()}"
+                        taken = fault_of_taken(host, certificate)
                         server = self._asked(host, port, secured)
+                    if taken is not None:
+                        return _not_trusted(place, taken)
                 else:
                     how = ", without TLS"
                     server = self._asked(host, port, sock)
-        except ssl.SSLCertVerificationError as error:
-            return _certificate(place, host, error)
+        except (ssl.SSLCertVerificationError, NoCertificatesError) as error:
+            refusal = Refusal.by_python(error)
+            assert refusal is not None
+            return _not_trusted(place, fault(place.server_url, place.connect_timeout, refusal))
         except ssl.SSLError as error:
             return _not_reached(
                 f"{place.server} does not speak TLS: {error.reason or error}",
@@ -246,33 +259,18 @@ def _not_reached(detail: str, remedy: str) -> Found:
     return short(detail, cost="nothing can be loaded or saved", remedy=remedy)
 
 
+def _not_trusted(place: S3Place, found: Fault) -> Found:
+    return _not_reached(
+        f"{place.server}: the server's certificate is not trusted: {found.reason}", found.remedy
+    )
+
+
 def _no_bucket(error: StoreError) -> Found:
     return short(
         str(error),
         cost="nothing can be loaded or saved",
         remedy="create the bucket, or use keys that may (s3:CreateBucket)",
     )
-
-
-def _certificate(place: S3Place, host: str, error: ssl.SSLCertVerificationError) -> Found:
-    reason = error.verify_message
-    remedy = "name the file of the certificate of the CA that signed it in SSL_CERT_FILE"
-    if "expired" in reason:
-        remedy = "renew the server's certificate, and see that this machine's clock is right"
-    elif "not yet valid" in reason:
-        remedy = "see that the clocks of both machines are right"
-    elif "Hostname mismatch" in reason or "IP address mismatch" in reason:
-        remedy = "use the name that the certificate is for, or one for this name"
-    return _not_reached(f"{place.server}: the certificate is not trusted: {reason}", remedy)
-
-
-def _context() -> ssl.SSLContext:
-    """As the clients' own."""
-    named = os.environ.get("SSL_CERT_FILE")
-    context = ssl.create_default_context(cafile=named)
-    if named is None:
-        context.load_verify_locations(certifi.where())
-    return context
 
 
 def _date(text: str | None) -> datetime | None:

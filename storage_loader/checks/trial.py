@@ -39,8 +39,9 @@ class Trial:
     threads: Threads = field(default_factory=lambda: Threads(64, "storage_loader-check"))
 
     def until(self, seconds: float) -> float:
-        """When a work of at most so many seconds must stop."""
-        return min(self.end, time.monotonic() + seconds)
+        """When a work of at most so many seconds must stop: the points after it have time, too."""
+        now = time.monotonic()
+        return now + min(seconds, (self.end - now) / 4)
 
     def all(self, call: Callable[[T], R], items: Sequence[T], *, at_once: int) -> list[R]:
         """The results of calls, so many at once; the first error is raised after all ended."""

@@ -47,11 +47,13 @@ def check_command(storage: str | None, as_json: bool, **settings: Any) -> None:
 def _show(checked: Checked) -> None:
     rows = [(point.name, point.state, point.detail) for point in checked.points]
     table(("POINT", "RESULT", checked.storage), rows, right=())
-    for point in (*checked.falls_short, *checked.not_tried):
-        if point.cost:
-            echo(f"{point.name}: {point.cost}")
-        if point.remedy:
-            echo(f"{point.name}: what to do: {point.remedy}")
+    for point in checked.falls_short:
+        echo(f"{point.name}: {point.cost}")
+        echo(f"{point.name}: what to do: {point.remedy}")
+    remedies = dict.fromkeys(point.remedy for point in checked.not_tried if point.remedy)
+    for remedy in remedies:
+        names = ", ".join(point.name for point in checked.not_tried if point.remedy == remedy)
+        echo(f"{names}: what to do: {remedy}")
     if checked.left:
         echo(f"left behind below the storage: {checked.left}")
     if checked.swept:

@@ -12,14 +12,12 @@ import http.client
 import io
 import os
 import socket
-import ssl
 import time
 from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import certifi
 import urllib3
 from urllib3 import BaseHTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -27,6 +25,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
 
+from .certificates import named_file, shared_context
 from .interruptible import interruptible
 
 SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as good as none
@@ -52,8 +51,9 @@ def connections(
 
     One set for all who ask in this process: keys are in requests, not in connections.
     """
-    trusted = os.environ.get("SSL_CERT_FILE")
-    return _connections(server_url, timeout, connect_timeout, kept, trusted, proxy, os.getpid())
+    return _connections(
+        server_url, timeout, connect_timeout, kept, named_file(), proxy, os.getpid()
+    )
 
 
 @lru_cache(maxsize=_PLACES)
@@ -73,7 +73,7 @@ def _connections(
         "retries": urllib3.Retry(0, raise_on_status=False),  # `RetriedStore` does
     }
     if server_url.startswith("https://"):
-        settings["ssl_context"] = _context(trusted)
+        settings["ssl_context"] = shared_context(trusted)
     manager: urllib3.PoolManager
     if proxy is None:
         manager = _Direct(**settings)
@@ -88,15 +88,6 @@ def _connections(
         )
     manager.pool_classes_by_scheme = {"http": _Pool, "https": _TLSPool}
     return manager
-
-
-@lru_cache(maxsize=4)
-def _context(trusted: str | None) -> ssl.SSLContext:
-    """`trusted`: the file of $SSL_CERT_FILE. Reading the system's certificates takes 5 ms."""
-    context = ssl.create_default_context(cafile=trusted)
-    if trusted is None:
-        context.load_verify_locations(certifi.where())
-    return context
 
 
 def proxy_of(server_url: str) -> SplitResult | None:

@@ -46,6 +46,7 @@ from .base import (
     check_size,
     read_only,
 )
+from .certificates import Refusal
 from .guarded_http import connections, proxy_of
 from .keys import Keys
 from .s3_page import Page
@@ -393,6 +394,7 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
         ),
         unresolved=isinstance(reason, urllib3.exceptions.NameResolutionError),
         broken=isinstance(reason, urllib3.exceptions.ProtocolError),
+        refusal=Refusal.by_python(error),
         detail=str(error),
     )
 

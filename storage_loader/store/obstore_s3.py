@@ -37,6 +37,7 @@ from .base import (
     read_only,
     whole,
 )
+from .certificates import Refusal
 from .guarded_http import SLOWEST
 from .interruptible import interruptible
 from .minio_s3 import MinioS3
@@ -272,5 +273,6 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
         unreachable="kind: Connect" in text,
         unresolved="kind: Connect" in text and '"dns error"' in text,
         broken=status is None and "HTTP error" in text,  # the protocol's, of whatever kind
+        refusal=Refusal.by_webpki(text) if "kind: Connect" in text else None,
         detail=text.split("\n", 1)[0],
     )

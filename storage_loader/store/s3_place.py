@@ -24,6 +24,8 @@ from ..errors import (
 )
 from ..text import printable
 from .base import check_key
+from .certificates import Refusal, fault
+from .guarded_http import proxy_of
 
 CONNECT_TIMEOUT = 5.0  # seconds at most
 THREADS = 32  # requests in flight when reading ranges; 32 to 64 measured best
@@ -122,6 +124,7 @@ class Failure:
     unreachable: bool = False  # no connection could be made
     unresolved: bool = False  # since the server's name has no address
     broken: bool = False  # the connection ended before the answer did
+    refusal: Refusal | None = None  # of the server's certificate
     detail: str = ""
 
 
@@ -196,10 +199,11 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         )
     elif failure.timed_out:
         error = StoreTimeoutError(f"{where}: the server took too long to answer")
-    elif failure.unreachable and "certificate" in str(cause).lower():
+    elif failure.refusal is not None:
+        is_direct = proxy_of(place.server_url) is None
+        seconds = place.connect_timeout
         error = StoreError(
-            f"{where}: the server's certificate is not trusted; where a CA of your own signed it, "
-            "name the file of the CA's certificate in SSL_CERT_FILE"
+            f"{where}: {fault(place.server_url, seconds, failure.refusal, is_direct=is_direct)}"
         )
     elif failure.unresolved:
         error = StoreConnectionError(

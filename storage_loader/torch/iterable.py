@@ -124,8 +124,19 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         # Torch forks workers without a call: the version must be fixed by then, and here is the
         # one place before. Ranks that meet later agree on one at their first use instead.
         self._is_provisional = self._wanted_version is None and self._feed.peers() is None
-        if not (self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1):
+        if not self._may_have_to_meet:
             self.open()
+
+    @property
+    def _may_have_to_meet(self) -> bool:
+        """Whether there are other ranks, and no version on which they agree."""
+        return self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+    def _open_for_copies(self) -> None:
+        # Without a version a worker says that ranks have to meet first: see `open`.
+        is_known = self._snapshot is not None or distributed.group() is not None
+        if is_known or not self._may_have_to_meet:
+            super()._open_for_copies()
 
     def open(self) -> Snapshot:
         if self._is_provisional:

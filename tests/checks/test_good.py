@@ -173,7 +173,7 @@ def test_killed_checks_leave_only_what_a_later_one_removes(
     assert left
     assert all(key.startswith(f"{own.FOLDER}/") for key in left)
     monkeypatch.setattr(own, "AGE", timedelta(seconds=-5))  # all of it is old
-    checked = check(**storage)  # type: ignore[arg-type]
+    checked = check(seconds=120, **storage)  # type: ignore[arg-type]
     assert checked.falls_short == checked.not_tried == ()
     assert 0 < checked.swept <= kills
     assert keys_in(store) == before

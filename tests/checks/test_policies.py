@@ -183,7 +183,10 @@ def test_a_writer_saves_and_removes_nothing(
         collect_garbage(guest)
     checked = check(**where(guest))
     assert [point.name for point in checked.falls_short] == ["delete"]
-    assert checked.left
+    for name in ("put", "get", "range", "create-only"):  # all that saving and loading need
+        assert checked[name].state == "holds", checked[name]
+    left = {info.key for info in open_store(guest).list(checked.left)}
+    assert left == {f"{checked.left}/{name}" for name in ("put", "delete", "create")}
     cannot_reach_the_other_prefix(s3_server, s3_bucket)
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-import ssl
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from minio.commonconfig import ENABLED, Filter
 from minio.lifecycleconfig import Expiration, LifecycleConfig, Rule
 from minio.versioningconfig import VersioningConfig
@@ -35,6 +27,7 @@ from tests.support.answers import Answer, Answers, Request, error
 from tests.support.places import s3_place
 from tests.support.relay import Relay, relaying
 from tests.support.s3 import S3Server
+from tests.support.tls import made, serving
 
 LITTLE = Effort(rounds=2, fresh=2, listed=20, speed_seconds=0.02, object_nbytes=2**16)
 
@@ -343,98 +336,12 @@ def test_a_server_without_tls_is_told(answers: Answers) -> None:
     assert "secure=False" in checked["reached"].remedy
 
 
-@contextmanager
-def tls_server(folder: Path, **made: Any) -> Iterator[tuple[str, Path]]:
-    """The endpoint of a server with a certificate of its own, and its file."""
-    file = certificate(folder, **made)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(403)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    class Server(HTTPServer):
-        def handle_error(self, *args: object) -> None:
-            """A client that trusts no such certificate ends the connection."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"https://127.0.0.1:{server.server_port}", file
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def certificate(folder: Path, *, address: str = "127.0.0.1", days: int = 1) -> Path:
-    """A file of a key and a certificate that it has signed itself; valid so many days from now."""
-    import ipaddress
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "storage")])
-    now = datetime.now(timezone.utc)
-    alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=9))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(alternative, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "certificate.pem"
-    path.write_bytes(
-        made.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return path
-
-
-@pytest.mark.parametrize(
-    ("made", "is_trusted", "reason", "remedy"),
-    [
-        ({}, False, "self-signed certificate", "SSL_CERT_FILE"),
-        ({"days": -1}, True, "certificate has expired", "renew the server's certificate"),
-        ({"address": "127.0.0.9"}, True, "IP address mismatch", "the name that the certificate"),
-    ],
-    ids=["unknown", "expired", "another-host"],
-)
-def test_the_fault_of_a_certificate_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    made: dict[str, Any],
-    is_trusted: bool,
-    reason: str,
-    remedy: str,
-) -> None:
-    with tls_server(tmp_path, **made) as (endpoint, file):
-        if is_trusted:
-            monkeypatch.setenv("SSL_CERT_FILE", str(file))
-        checked = check("s3://bucket", endpoint=endpoint, access_key="a", secret_key="b" * 8)
-    assert names(checked.falls_short) == ["reached"]
-    assert reason.replace("-", " ") in checked["reached"].detail.replace("-", " ")
-    assert remedy in checked["reached"].remedy
-
-
 def test_a_certificate_that_is_trusted_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tls_server(tmp_path) as (endpoint, file):
-        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    file = made().written(tmp_path / "own.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with serving(file) as (endpoint, _):
         found = s3.S3Points(S3Place("bucket", "", endpoint, "us-east-1"))._reached(None)  # type: ignore[arg-type]
     assert found.state == "holds"
     assert "TLSv1" in found.detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_the_exit_code_tells_the_worst_point(
     given(monkeypatch, *points)
     assert runner().invoke(cli, ["check", "s3://bucket"]).exit_code == code
     assert runner().invoke(cli, ["check", "s3://bucket", "--json"]).exit_code == code
+
+
+def test_what_helps_several_points_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [replace(UNTRIED, name=name, remedy="ask the owner") for name in ("lock", "expiry")]
+    given(monkeypatch, GOOD, *points)
+    lines = run("check", "s3://bucket").output.splitlines()
+    assert lines[4] == "lock, expiry: what to do: ask the owner"
+    assert "ask the owner" not in "".join(lines[5:])
 
 
 def test_the_table_says_what_a_point_costs_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

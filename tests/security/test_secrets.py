@@ -405,7 +405,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_refused(
     tls_server: Any, client: type[Store], scheme: str
 ) -> None:
     place = place_at(tls_server, scheme)
-    with pytest.raises(StoreError, match=r"certificate is not trusted; .* SSL_CERT_FILE") as caught:
+    with pytest.raises(StoreError, match=r"certificate is not trusted: .* SSL_CERT_FILE") as caught:
         client(place).get("a/b")  # type: ignore[call-arg]
     assert f"at https://127.0.0.1:{tls_server.server_port}: " in str(caught.value)
     assert tls_server.seen == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from minio import Minio
@@ -35,8 +37,17 @@ class S3Server:
 
 
 def moto_server() -> Iterator[S3Server]:
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
+    # moto looks whether a key is there and then stores it: of creators at once several would win.
+    put_object, one_step = S3Response.put_object, threading.Lock()
+
+    def put(self: S3Response) -> Any:
+        with one_step:
+            return put_object(self)
+
+    S3Response.put_object = put  # type: ignore[method-assign]
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -44,6 +55,7 @@ def moto_server() -> Iterator[S3Server]:
     keys = ("testaccesskey", "testsecretkey")
     yield S3Server(f"http://{host}:{port}", *keys, region="us-east-1", real=False)
     server.stop()
+    S3Response.put_object = put_object  # type: ignore[method-assign]
 
 
 @contextmanager

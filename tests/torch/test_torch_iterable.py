@@ -194,15 +194,17 @@ def test_a_version_is_fixed_before_workers_are(memory: dict[str, str], folder: A
     assert [n for b in rows_of(batches_of(dataset, num_workers=2)) for n in b] == [*range(20)]
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_ranks_that_have_not_met_cannot_fix_one(
-    saved: DataConfig, monkeypatch: pytest.MonkeyPatch
+    saved: DataConfig, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = IterableDataset(saved, batch_size=8)
+    workers = {"num_workers": 1, "multiprocessing_context": method}
     with pytest.raises(LoaderError, match="call open"):
-        next(iter(batches_of(dataset, num_workers=1)))
+        next(iter(batches_of(dataset, **workers)))
     dataset.open()
-    assert len(rows_of(batches_of(dataset, num_workers=1))) == 13
+    assert len(rows_of(batches_of(dataset, **workers))) == 13
 
 
 def test_ranks_that_meet_after_rows_were_read_read_what_they_agree_on(
