@@ -26,6 +26,7 @@ from tests.support import threads
 from tests.support.answers import Answers, answering
 from tests.support.faulty import watch
 from tests.support.s3 import S3Server, moto_server, new_bucket
+from tests.support.spawned import JAX, LIBRARY, TENSORFLOW, TORCH, imported_once
 
 collect_ignore_glob = [] if find_spec("torch") else ["torch/test_torch*.py"]
 
@@ -83,6 +84,34 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def threads_of_this_test() -> None:
     """Whatever an earlier test left behind is no thread of this one."""
     threads.forget_earlier()
+
+
+@pytest.fixture
+def library_once() -> Iterator[None]:
+    """Processes that the test starts have imported the library, by tests/support/spawned.py."""
+    with imported_once(*LIBRARY):
+        yield
+
+
+@pytest.fixture
+def torch_once() -> Iterator[None]:
+    """Processes that the test starts have imported torch."""
+    with imported_once(*TORCH):
+        yield
+
+
+@pytest.fixture
+def tensorflow_once() -> Iterator[None]:
+    """Processes that the test starts have imported TensorFlow."""
+    with imported_once(*TENSORFLOW):
+        yield
+
+
+@pytest.fixture
+def jax_once() -> Iterator[None]:
+    """Processes that the test starts have imported JAX."""
+    with imported_once(*JAX):
+        yield
 
 
 @pytest.fixture(scope="session")

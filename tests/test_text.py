@@ -126,6 +126,7 @@ def fails(batch: Any) -> Any:
     raise ValueError(ALL)
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_a_transform_says(folder: dict[str, str], num_workers: int) -> None:
     the_config = config(folder)
@@ -183,6 +184,7 @@ def hostile(tmp_path: Path) -> DataConfig:
     return the_config
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -227,6 +229,7 @@ def test_the_command_asks_in_one_line(hostile: DataConfig) -> None:
     assert [i.num_rows for i in list_datasets(storage)] == [3]
 
 
+@pytest.mark.usefixtures("library_once")
 def test_a_table_is_aligned_by_what_is_seen(hostile: DataConfig) -> None:
     out, _, _ = run("ls", hostile.storage.removeprefix("file://"))
     head, line = out.splitlines()

@@ -472,6 +472,7 @@ def test_a_second_interrupt_where_the_first_one_is_noted(
 # A server that hangs
 
 
+@pytest.mark.usefixtures("library_once")
 def test_a_second_save_waits_for_a_server_that_died_since_the_first() -> None:
     """For longer than the 3 s that an endpoint gets which never answered."""
     with contextlib.ExitStack() as ends:
@@ -527,6 +528,7 @@ def hanging() -> Iterator[tuple[int, str]]:
             server.kill()
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("work", WORKS)
 def test_ctrl_c_ends_the_process_while_a_server_hangs(
     hanging: tuple[int, str], tmp_path: Path, work: str

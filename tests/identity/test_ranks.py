@@ -281,6 +281,7 @@ def _nothing(batch: Batch) -> Batch:
     return batch
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("workers", range(5))
 def test_the_same_in_worker_processes_of_the_loader(
     hundred: DataConfig, expected: dict[Any, Any], workers: int

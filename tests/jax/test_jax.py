@@ -349,6 +349,7 @@ def doubled(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**batch, "weight": batch["weight"] * 2}
 
 
+@pytest.mark.usefixtures("jax_once")
 def test_worker_processes_give_numpy_arrays_that_are_placed_here(folder: dict[str, str]) -> None:
     the_config = DataConfig("rows", [(ROW, "int64"), ("weight", "float32", (2,))], **folder)
     save(the_config, {ROW: np.arange(50), "weight": np.arange(100).reshape(50, 2)})

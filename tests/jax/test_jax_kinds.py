@@ -46,6 +46,7 @@ def as_numpy(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: one(name, field) for name, field in batch.items()}
 
 
+@pytest.mark.usefixtures("jax_once")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_as_numpys_loader_gives_it(saved: DataConfig, way: str, workers: int) -> None:
@@ -153,6 +154,7 @@ def test_an_epoch_goes_on_in_its_middle(saved: DataConfig) -> None:
     assert first + rest == expected_rows(saved, batch_size=16, **how)
 
 
+@pytest.mark.usefixtures("jax_once")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_of_padding_are_empty(saved: DataConfig, workers: int) -> None:
     loader = DataLoader(saved, 16, last_batch="pad", extras=("valid",), num_workers=workers)

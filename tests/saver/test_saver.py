@@ -818,6 +818,7 @@ LOGGING = {
 }
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("logs", LOGGING)
 @pytest.mark.parametrize("end", ["at exit", "collected", "uncaught"])
 def test_a_forgotten_saver_is_said_once_on_standard_error(

@@ -172,6 +172,7 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "weight": batch["weight"] * 2, **more}
 
 
+@pytest.mark.usefixtures("tensorflow_once")
 def test_worker_processes_give_tensors(folder: dict[str, str]) -> None:
     the_config = DataConfig("rows", [(ROW, "int64"), ("weight", "float32", (2,))], **folder)
     weights = np.arange(100, dtype=np.float32).reshape(50, 2)

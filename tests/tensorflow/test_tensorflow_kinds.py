@@ -23,6 +23,8 @@ tf = pytest.importorskip("tensorflow")
 
 from storage_loader.tensorflow import DataLoader, as_tensor  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("tensorflow_once")
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:

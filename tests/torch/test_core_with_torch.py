@@ -147,6 +147,7 @@ def no_process_remains() -> Iterator[None]:
     until(lambda: multiprocessing.active_children() == [])
 
 
+@pytest.mark.usefixtures("torch_once")
 @pytest.mark.parametrize("index", [False, True])
 def test_tensors_of_every_kind(stored: DataConfig, index: bool) -> None:
     loader = storage_loader.torch.DataLoader(

@@ -285,6 +285,7 @@ def read_large_batches_in_a_fork(the_config: DataConfig) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.usefixtures("torch_once")
 def test_a_fork_does_not_wait_for_threads_of_torch(folder: dict[str, str]) -> None:
     attributes = (Attribute("pixels", "uint8", (70_000,)), Attribute(ROW, "int64"))
     the_config = config(folder, attributes=attributes)
@@ -329,9 +330,18 @@ def shared(request: pytest.FixtureRequest) -> dict[str, str]:
     return request.getfixturevalue("s3_storage" if request.param == "s3" else "folder")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_torchs_loader_with_two_workers(shared: dict[str, str], method: str) -> None:
-    the_config = fill(shared)
+@pytest.mark.usefixtures("torch_once")
+@pytest.mark.parametrize(
+    ("storage", "method"),
+    [
+        ("folder", "fork"),
+        ("folder", "forkserver"),
+        *(pytest.param("s3", method, marks=pytest.mark.s3) for method in ("fork", "spawn")),
+    ],
+    indirect=["storage"],
+)
+def test_torchs_loader_with_two_workers(storage: dict[str, str], method: str) -> None:
+    the_config = fill(storage)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     shuffle = method == "fork"
@@ -393,6 +403,7 @@ def test_a_sampler_may_be_replaced_by_a_distributed_one(memory: dict[str, str]) 
     assert sorted(set(seen)) == list(range(COUNT))
 
 
+@pytest.mark.usefixtures("torch_once")
 def test_a_fork_after_reading_may_read_again(shared: dict[str, str]) -> None:
     """With the objects the parent has used, and with new ones."""
     the_config = fill(shared)

@@ -239,6 +239,7 @@ def test_a_transform_may_keep_what_it_gets(saved: DataConfig, cuda: FakeCuda) ->
     assert sorted(n for b in kept for n in numbers_of(arrays(b), ROWS)) == list(range(COUNT))
 
 
+@pytest.mark.usefixtures("torch_once")
 def test_from_worker_processes(saved: DataConfig, cuda: FakeCuda) -> None:
     loader = DataLoader(
         saved, device="cuda:0", batch_size=16, num_workers=1, transform=transforms.keep

@@ -28,6 +28,7 @@ from tests.support.rows import ROW, config, make, numbers_of, save_rows
 
 COUNT = 103
 pytestmark = [
+    pytest.mark.usefixtures("torch_once"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more than CPUs
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it
 ]

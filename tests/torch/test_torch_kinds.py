@@ -24,6 +24,7 @@ from tests.support.fake_cuda import FakeCuda, patch
 from tests.support.kinds import COUNT, KINDS, WAYS, as_batch, expected_rows, fill
 from tests.support.rows import ROW, numbers_in, numbers_of
 
+pytestmark = pytest.mark.usefixtures("torch_once")
 TORCHS_WORKERS = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
@@ -190,8 +191,11 @@ def test_rows_of_padding_are_empty(saved: DataConfig, workers: int) -> None:
 
 @TORCHS_WORKERS
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
-@pytest.mark.parametrize("pin", [False, True])
-@pytest.mark.parametrize("start", [None, "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("start", "pin"),
+    [(None, False), (None, True), ("fork", False), ("fork", True), ("spawn", True),
+     ("forkserver", False)],
+)  # fmt: skip
 def test_torchs_loader_collates_rows_of_every_kind(
     saved: DataConfig, start: str | None, pin: bool
 ) -> None:

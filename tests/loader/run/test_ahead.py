@@ -316,6 +316,7 @@ def test_an_error_of_the_store_rises_at_its_place(
         assert len(got) <= 80
 
 
+@pytest.mark.usefixtures("library_once")
 def test_ctrl_c_ends_the_threads(saved: DataConfig) -> None:
     program = f"""
 import os, signal, threading, time
@@ -347,6 +348,7 @@ except KeyboardInterrupt:
     assert (done.stdout, done.stderr, done.returncode) == ("[] True\n", "", 0)
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("transform", ["None", "lambda b: b"])
 def test_a_process_ends_although_an_iterator_is_left(saved: DataConfig, transform: str) -> None:
     """Some of several, where the interpreter ends while a thread of ours runs."""
