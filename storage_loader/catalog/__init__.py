@@ -13,7 +13,7 @@ from .listing import (
     find_storages,
     list_datasets,
 )
-from .objects import StoredObject, StoredObjects
+from .objects import Extreme, StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version, rows_text
 from .verify import Problem, Verified, verify_dataset
@@ -25,6 +25,7 @@ __all__ = [
     "Commit",
     "CommitId",
     "DatasetInfo",
+    "Extreme",
     "Garbage",
     "LoggedCommit",
     "Problem",

@@ -17,7 +17,7 @@ from ..keywords import shown
 from ..layout import ObjectLayout, Outline
 from ..schema import Schema
 from ..store import xxh3
-from .objects import StoredObject, StoredObjects
+from .objects import Extreme, StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
 COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
@@ -97,6 +97,7 @@ class Commit:
                     "directory_checksum": [f"{o.directory_checksum:016x}" for o in self.objects],
                     "layout": indices,
                     **_directories(self.objects),
+                    **_extremes(self.objects),
                 },
                 "info": dict(self.info),
             }
@@ -254,4 +255,15 @@ def _directories(objects: Sequence[StoredObject]) -> dict[str, list[int]]:
         "directory": [start for start, _ in ranges],
         "directory_nbytes": [end - start for start, end in ranges],
         "decoded": [o.decoded for o in own],
+    }
+
+
+def _extremes(objects: Sequence[StoredObject]) -> dict[str, dict[str, list[Extreme]]]:
+    """By attribute, columns of the smallest and the largest values."""
+    names = objects[0].extremes if objects else ()
+    if not names:
+        return {}
+    return {
+        what: {name: [o.extremes[name][place] for o in objects] for name in names}
+        for place, what in enumerate(("least", "most"))
     }

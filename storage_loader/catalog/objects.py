@@ -7,8 +7,8 @@ in columns it takes 28 bytes and 1.3 us.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -36,6 +36,10 @@ _KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns 
 _COLUMN_NBYTES, _BLOCK_NBYTES = 400, 32  # what a layout takes for each of them
 
 
+Extreme = int | float | bool | None
+"""A smallest or largest value; None: not known."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """One object of a commit."""
@@ -45,6 +49,8 @@ class StoredObject:
     directory_checksum: int  # xxh3 of its directory, which ranges of it are verified by
     layout: ObjectLayout | Outline  # an outline where its directory is to be read first
     decoded: int  # bytes of its rows
+    # By attribute of single numbers; only a saver knows them, nothing reads them yet.
+    extremes: Mapping[str, tuple[Extreme, Extreme]] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:

@@ -17,6 +17,7 @@ from ..schema import Schema
 from ..store import xxh3
 from .batch import Rows
 from .cast import Array
+from .extremes import Extremes
 from .memory import pages
 
 
@@ -24,6 +25,7 @@ class Buffer(Protocol):
     """Rows of one object, as they come in."""
 
     rows: int  # held now
+    extremes: Extremes  # of these rows
 
     def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
         """The first of rows `start` to `stop` that has no room any more; `stop` if all have."""
@@ -70,6 +72,7 @@ class ObjectBuffer:
             if (column := self._layout.columns[a.name]).nbytes
         }
         self.rows = 0
+        self.extremes = Extremes(schema)
 
     @property
     def is_full(self) -> bool:
@@ -85,6 +88,7 @@ class ObjectBuffer:
         end = self.rows + stop - start
         for name, column in self._columns.items():
             column[self.rows : end] = cast(Array, arrays[name])[start:stop]
+        self.extremes.add(arrays, start, stop)
         self.rows = end
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:

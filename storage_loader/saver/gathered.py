@@ -25,6 +25,7 @@ from ..threads import Threads
 from .batch import Rows
 from .buffer import write_directory
 from .cast import Array
+from .extremes import Extremes
 from .memory import Memory
 from .sizes import Sizes, coded_regions
 
@@ -72,6 +73,7 @@ class GatheredBuffer:
         self._items: dict[str, int] = {}
         self._data: list[Array] = []  # the finished object, while it is one
         self.rows = 0
+        self.extremes = Extremes(shared.schema)
         self._empty()
 
     def _new(self, region: Region) -> _Gathered:
@@ -103,6 +105,7 @@ class GatheredBuffer:
         """See `Buffer`."""
         for attribute in self._shared.schema:
             self._append(attribute, arrays[attribute.name], start, stop)
+        self.extremes.add(arrays, start, stop)
         self.rows += stop - start
 
     def _append(self, attribute: Attribute, rows: Rows, start: int, stop: int) -> None:

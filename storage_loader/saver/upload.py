@@ -91,9 +91,10 @@ class Uploads:
 
     def _upload(self, key: str, buffer: Buffer) -> StoredObject | None:
         try:
+            extremes = buffer.extremes.taken()
             data, layout, directory_checksum = buffer.seal()
             decoded = sum(column.nbytes for column in layout.columns.values())
-            stored = StoredObject(key, xxh3(data), directory_checksum, layout, decoded)
+            stored = StoredObject(key, xxh3(data), directory_checksum, layout, decoded, extremes)
             with self._puts:
                 if self.failure is not None:
                     return None
