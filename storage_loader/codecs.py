@@ -243,14 +243,14 @@ class Codec:
         coding = library.filter(self, itemsize, nbytes)
         return ((_SHUFFLE, (itemsize,)), coding) if self._shuffles(itemsize) else (coding,)
 
-    def encode(self, values: memoryview, itemsize: int) -> bytes:
-        """The values of a block, bytes, coded or as they are: never more bytes than they have."""
+    def encode(self, values: memoryview, itemsize: int) -> bytes | memoryview:
+        """The values of a block, bytes, coded, or themselves: never more bytes than they have."""
         data = values
         if self._shuffles(itemsize):
             planes = np.frombuffer(values, np.uint8).reshape(-1, itemsize).T
             data = np.ascontiguousarray(planes).reshape(-1).data
         coded = _LIBRARIES[self.complib].encode(data, self, itemsize)
-        return coded if len(coded) < values.nbytes else bytes(values)
+        return coded if len(coded) < values.nbytes else values
 
     def decode(self, stored: Sequence[memoryview], out: memoryview, itemsize: int) -> None:
         """The values of blocks of one size, one after another, into `out`, bytes of just theirs.

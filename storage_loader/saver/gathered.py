@@ -26,7 +26,7 @@ from .batch import Rows
 from .buffer import write_directory
 from .cast import Array
 from .extremes import Extremes
-from .memory import Memory
+from .memory import Memory, pages
 from .sizes import Sizes, coded_regions
 
 _LARGEST_CHUNK = 2**20
@@ -53,7 +53,8 @@ class GatheredBuffers:
         share = max_nbytes // (_CHUNKS * len(schema.regions))
         chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, share))
         chunk -= chunk % _SMALLEST_CHUNK  # whole pages, and whole items of 2, 4, 8 and 16 bytes
-        self.memory = Memory(max_nbytes, chunk, (num_buffers + 1) * max_nbytes)
+        kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
+        self.memory = Memory(max_nbytes, chunk, kept * max_nbytes)
         self.assembling = threading.Lock()
         self.coders = Threads(os.cpu_count() or 1, "storage_loader-code")
 
@@ -80,7 +81,7 @@ class GatheredBuffer:
         codec = self._shared.codecs.get(region.name)
         if codec is None:
             return _Chunks(self._shared.memory)
-        return _Blocks(region, codec, self._shared.coders)
+        return _Blocks(region, codec, self._shared.coders, self._shared.memory)
 
     def _empty(self) -> None:
         self._items = {a.name: 0 for a in self._shared.schema if a.is_variable}
@@ -216,20 +217,23 @@ class _Chunks(_Gathered):
 class _Blocks(_Gathered):
     """Of a region that is compressed."""
 
-    def __init__(self, region: Region, codec: Codec, coders: Threads) -> None:
+    def __init__(self, region: Region, codec: Codec, coders: Threads, memory: Memory) -> None:
         self._region, self._codec, self._coders = region, codec, coders
+        self._memory = memory
+        self._held = 0  # bytes of all blocks, coded or not yet
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
         self._block: Array | None = None  # which is being filled ...
         self._filled = 0  # ... so far
-        self._being_coded: deque[Future[bytes]] = deque()
-        self._coded: list[bytes] = []
+        self._being_coded: deque[Future[bytes | memoryview]] = deque()
+        self._coded: list[bytes | memoryview] = []
         self.saved = 0
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
             if self._block is None:
-                self._block = np.empty(self._nbytes, np.uint8)
+                self._block = pages(self._nbytes)
+                self._hold(self._nbytes)
             part = octets[: self._nbytes - self._filled]
             self._block[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
@@ -240,6 +244,10 @@ class _Blocks(_Gathered):
         while self._being_coded and self._being_coded[0].done():
             self._take()
 
+    def _hold(self, nbytes: int) -> None:
+        self._held += nbytes
+        self._memory.count(nbytes)
+
     def _code(self, block: Array) -> None:
         itemsize = self._region.dtype.itemsize
         self._being_coded.append(self._coders.submit(self._codec.encode, block.data, itemsize))
@@ -248,6 +256,7 @@ class _Blocks(_Gathered):
         block = self._being_coded.popleft().result()
         self._coded.append(block)
         self.saved += self._nbytes - len(block)
+        self._hold(len(block) - self._nbytes)
 
     def wait(self) -> bool:
         if not self._being_coded:
@@ -270,8 +279,10 @@ class _Blocks(_Gathered):
 
     def move_to(self, out: Array, column: Column) -> None:
         places = () if column.coded is None else column.coded.tolist()
-        for (start, end), block in zip(places, self._coded, strict=True):
-            out[start:end] = np.frombuffer(block, np.uint8)
+        coded, self._coded = self._coded[::-1], []
+        for start, end in places:  # each is freed at once, so that the object is not there twice
+            out[start:end] = np.frombuffer(coded.pop(), np.uint8)
+        assert not coded
         self.clear()
 
     def clear(self) -> None:
@@ -280,6 +291,7 @@ class _Blocks(_Gathered):
         self._block, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
         self._coded = []
+        self._hold(-self._held)
 
 
 def _octets(items: Array) -> Array:

@@ -36,7 +36,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays there are, used or not."""
+        """Bytes of all arrays there are, used or not, and of what is held elsewhere."""
         return self._nbytes
 
     def take(self, *, whole: bool) -> Array:
@@ -47,6 +47,13 @@ class Memory:
             self._nbytes += self._sizes[whole]
             self._drop(not whole)
         return pages(self._sizes[whole])
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes more, or fewer, are held elsewhere in place of arrays."""
+        with self._lock:
+            self._nbytes += nbytes
+            self._drop(True)
+            self._drop(False)
 
     def give(self, arrays: list[Array], *, whole: bool) -> None:
         """Arrays that nobody uses any more."""
