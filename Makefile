@@ -17,7 +17,8 @@ PYTEST_ARGS ?=
 # make test-oldest PYTEST_ARGS='$(QUICK)'
 QUICK := $(addprefix tests/,saver/test_saver.py loader/test_loader.py loader/test_dataset.py \
     store/test_store_contract.py cli/test_cli.py) -k 'not forgotten and not more_than_a_page'
-# Those whose processes begin as Python is told to, begun as Python 3.14 does: make test PYTEST_ARGS='$(FORKSERVER)'
+# Tests of processes and workers, which begin as they do by default from Python 3.14 on:
+# make test PYTEST_ARGS='$(FORKSERVER)'
 FORKSERVER := -p tests.support.forkserver $(addprefix tests/,test_process.py loader/run/test_workers.py \
     torch/test_torch_iterable.py)
 
