@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..codecs import Codec
 from ..config import STORAGE_VARIABLE, DataConfig, JSONScalar, canonical_json
 from ..credentials import Provider
 from ..errors import (
@@ -37,6 +38,8 @@ class DatasetInfo:
     num_objects: int
     nbytes: int  # of its objects
     row_nbytes: int | None  # of a row's values; a mean where rows differ in size, None if no row
+    decoded_nbytes: int = 0  # of all rows in memory, with what says where rows end
+    codecs: Mapping[str, Sequence[Codec]] = field(default_factory=dict)  # by attribute that has any
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,10 @@ def dataset_info(
 ) -> DatasetInfo:
     """Rows, objects, bytes and version of one dataset, as it is now or was at a version."""
     snapshot = Catalog(config).snapshot(version)
+    codecs: dict[str, list[Codec]] = {}
+    for region, some in snapshot.objects.codecs.items():
+        known = codecs.setdefault(region.partition("/")[0], [])
+        known += [codec for codec in some if codec not in known]
     return DatasetInfo(
         replace(config, attributes=snapshot.schema.attributes),
         snapshot.version,
@@ -186,6 +193,8 @@ def dataset_info(
         len(snapshot.objects),
         snapshot.nbytes,
         snapshot.values_nbytes,
+        int(snapshot.objects.decoded.sum()),
+        codecs,
     )
 
 

@@ -167,10 +167,16 @@ class StoredObjects(Sequence[StoredObject]):
     @property
     def coded_regions(self) -> frozenset[str]:
         """Names of regions that some of the objects have compressed."""
+        return frozenset(self.codecs)
+
+    @property
+    def codecs(self) -> dict[str, list[Codec]]:
+        """By region that some of the objects have compressed: how, each codec once."""
         names = [region.name for region in self._schema.regions]
         own = self._layouts[self._layouts[:, 0] == OWN_LAYOUT]
-        is_coded = (own[:, 1 : 1 + len(names)] != 0).any(axis=0)
-        return frozenset(name for name, coded in zip(names, is_coded, strict=True) if coded)
+        numbers = zip(names, own[:, 1 : 1 + len(names)].T, strict=True)
+        found = {name: np.unique(some[some != 0]).tolist() for name, some in numbers}
+        return {n: [Codec.numbered(one) for one in some] for n, some in found.items() if some}
 
     @property
     def _has_own(self) -> bool:

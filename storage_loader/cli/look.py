@@ -18,6 +18,7 @@ from ..catalog import (
     find_storages,
     list_datasets,
 )
+from ..codecs import Codec
 from ..config import DataConfig
 from ..loader import Dataset
 from ..loader.run.stats import size_text
@@ -101,6 +102,7 @@ def _described(info: DatasetInfo) -> dict[str, Any]:
         "objects": info.num_objects,
         "nbytes": info.nbytes,
         "row_nbytes": info.row_nbytes,
+        "decoded_nbytes": info.decoded_nbytes,
         "version": info.version.hash,
         "commits": info.version.commits,
         "attributes": [
@@ -110,6 +112,7 @@ def _described(info: DatasetInfo) -> dict[str, Any]:
                 "shape": a.shape,
                 "row_nbytes": None if a.is_variable else a.row_nbytes,
                 **a.notes,
+                "compressors": [codec.to_json() for codec in info.codecs.get(a.name, ())],
             }
             for a in info.config.attributes or ()
         ],
@@ -155,7 +158,7 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
     is_mean = info.row_nbytes is not None and any(a.is_variable for a in attributes)
     echo(
         f"{counted(info.num_rows, 'row')} in {counted(info.num_objects, 'object')}, "
-        f"{size_text(info.nbytes)}, {f'{_row_size(info)} a row, ' if is_mean else ''}"
+        f"{_stored_size(info)}, {f'{_row_size(info)} a row, ' if is_mean else ''}"
         f"version {info.version} of {counted(len(info.version.commits), 'commit')}"
     )
     notes = [one for one in ("unit", "description") if any(one in a.notes for a in attributes)]
@@ -168,6 +171,27 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
     ]
     head = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", *map(str.upper, notes))
     table(head, rows, right=(3,))
+    rows = [(a.name, a.dtype, shape_text(a), _attribute_size(a, info)) for a in attributes]
+    head: tuple[str, ...] = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE")
+    if not info.codecs:
+        table(head, rows, right=(3,))
+        return
+    coded = [(*row, _compressors(info.codecs.get(row[0], ()))) for row in rows]
+    table((*head, "COMPRESSED BY"), coded, right=(3,))
+
+
+def _stored_size(info: DatasetInfo) -> str:
+    """How large the objects are, and how large the rows would be if nothing were compressed."""
+    size = size_text(info.nbytes)
+    if not info.codecs or not info.nbytes:
+        return size
+    ratio = info.decoded_nbytes / info.nbytes
+    return f"{size} for {size_text(info.decoded_nbytes)} of rows ({ratio:.1f} times as much)"
+
+
+def _compressors(codecs: Sequence[Codec]) -> str:
+    """Libraries with their levels; "-" for none."""
+    return ", ".join(f"{codec.complib} {codec.complevel}" for codec in codecs) or "-"
 
 
 @click.command("head")
