@@ -44,7 +44,7 @@ RUNNABLE = [
 def run_document(path: Path, folder: Path, *options: str, **environment: str) -> int:
     """Run a file's blocks in a process of its own, in an empty folder; their number."""
     folder.mkdir()
-    with imported_once(*(TORCH if "torch" in needed(path) else LIBRARY)):
+    with imported_once(*(TORCH if "torch" in needed(path) else LIBRARY), starts=True):
         done = subprocess.run(
             [sys.executable, "-m", documents.__name__, *options, path],
             cwd=folder,
