@@ -30,11 +30,13 @@ help:  ## this list
 
 venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 
-# torch comes first and alone; the last line holds that nothing replaced it afterwards.
+# Everything is pinned, so that two halves go in beside each other and nothing is resolved: pip check
+# holds that nothing is missing, and the last line that torch is the pinned one.
 $(STAMP): pyproject.toml $(PINS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -r requirements/torch.txt
-	$(PY) -m pip install -r requirements/runtime.txt -r requirements/frameworks.txt -r requirements/dev.txt
+	$(PY) -m pip install --no-deps -r requirements/dev.txt & dev=$$!; \
+	    $(PY) -m pip install --no-deps $(addprefix -r ,$(filter-out %/dev.txt,$(PINS))); \
+	    status=$$?; wait $$dev && exit $$status
 	$(PY) -m pip install --no-deps --no-build-isolation --editable .
 	$(PY) -m pip check
 	@grep -qx "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')" \

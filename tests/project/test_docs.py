@@ -14,16 +14,21 @@ import pytest
 
 from tests.support import ROOT, documents
 from tests.support.documents import BUCKET, ENDPOINT, Block, blocks, commands, run
+from tests.support.spawned import LIBRARY, TORCH, imported_once
 
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def missing(path: Path) -> list[str]:
-    """The frameworks that a file's blocks need and that are not installed here."""
+def needed(path: Path) -> list[str]:
+    """The frameworks that a file's blocks need."""
     text = path.read_text()
     found = [name for name in ("torch", "tensorflow", "jax") if f"storage_loader.{name} im" in text]
-    found += ["accelerate"] if "from accelerate im" in text else []
-    return [name for name in found if find_spec(name) is None]
+    return found + ["accelerate"] * ("from accelerate im" in text)
+
+
+def missing(path: Path) -> list[str]:
+    """Those that are not installed here."""
+    return [name for name in needed(path) if find_spec(name) is None]
 
 
 RUNNABLE = [
@@ -39,21 +44,22 @@ RUNNABLE = [
 def run_document(path: Path, folder: Path, *options: str, **environment: str) -> int:
     """Run a file's blocks in a process of its own, in an empty folder; their number."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", documents.__name__, *options, path],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "STORAGE_LOADER_STORAGE": str(folder / "store"),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    with imported_once(*(TORCH if "torch" in needed(path) else LIBRARY), starts=True):
+        done = subprocess.run(
+            [sys.executable, "-m", documents.__name__, *options, path],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "STORAGE_LOADER_STORAGE": str(folder / "store"),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout.split()[-2])
 

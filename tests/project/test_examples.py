@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from storage_loader import DataConfig, Dataset, list_datasets
-from tests.support.examples import DIGITS, EXAMPLES, run
+from tests.support.examples import DIGITS, EXAMPLES, run, run_example
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -97,16 +96,7 @@ def start_until_done(part: int) -> int:
 
 def printed(name: str) -> list[str]:
     """The lines of an example that takes no options."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_example(EXAMPLES / name).stdout.splitlines()
 
 
 def test_two_processes_stop_and_go_on() -> None:

@@ -32,6 +32,7 @@ from tests.support import ROOT
 LIBRARY = ("pytest", "tests.support.caches")
 TORCH = (*LIBRARY, "torchdata.stateful_dataloader", "tests.support.kinds", "storage_loader.torch")
 TENSORFLOW = (*LIBRARY, "tests.support.kinds", "storage_loader.tensorflow")
+SKLEARN = (*TORCH, "sklearn.datasets", "torch._dynamo")  # an optimizer imports the latter
 JAX = (*LIBRARY, "tests.support.kinds", "storage_loader.jax")
 
 _SUBREAPER = 36  # of prctl: orphans below this process become its children
@@ -39,11 +40,12 @@ _servers: dict[tuple[str, ...], socket.socket] = {}
 
 
 @contextlib.contextmanager
-def imported_once(*modules: str) -> Iterator[None]:
+def imported_once(*modules: str, starts: bool = False) -> Iterator[None]:
     """Meanwhile what `subprocess` runs of Python, and multiprocessing spawns, has imported these.
 
-    As far as it is `python -c`, `python -m` or a script, without options. Elsewhere than on Linux
-    each process imports what it needs.
+    As far as it is `python -c`, `python -m` or a script, without options; what the import reads of
+    the environment is as for the first of them. Elsewhere than on Linux each process imports what
+    it needs. `starts`: what such a process starts itself has imported them, too.
     """
     if sys.platform != "linux" or not hasattr(subprocess, "_fork_exec"):  # 3.11 and later have it
         yield
@@ -63,14 +65,14 @@ def imported_once(*modules: str) -> Iterator[None]:
         environment = (
             os.environ if env is None else dict(os.fsdecode(one).split("=", 1) for one in env)
         )
-        return _begin(modules, words, files, environment, cwd, in_session)
+        return _begin(modules, words, files, environment, cwd, in_session, starts)
 
     def spawned(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
         words = _words_of_python(args)
         if words is None or "spawn_main" not in words[1]:  # multiprocessing's own servers
             return int(spawn(path, args, passfds))
         files = {file: file for file in (0, 1, 2, *passfds)}
-        return _begin(modules, words, files, os.environ, None, False)
+        return _begin(modules, words, files, os.environ, None, False, starts)
 
     try:
         with (
@@ -99,10 +101,11 @@ def _begin(
     environment: Mapping[str, str],
     folder: Any,
     in_session: bool,
+    starts: bool,
 ) -> int:
     """The number of a new child of ours; `files`: which open file is each of its own."""
     if modules not in _servers:
-        _servers[modules] = _start(modules)
+        _start(modules, environment)
     server = _servers[modules]
     request = {
         "words": words,
@@ -110,6 +113,7 @@ def _begin(
         "environment": dict(environment),
         "folder": os.path.abspath(os.fsdecode(folder or "")),
         "in_session": bool(in_session),
+        "starts": starts,
     }
     body = json.dumps(request).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files.values()))
@@ -118,25 +122,28 @@ def _begin(
     return int.from_bytes(_exactly(server, 4), "big")
 
 
-def _start(modules: tuple[str, ...]) -> socket.socket:
+def _start(modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
     ours, theirs = socket.socketpair()
-    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), theirs.fileno())],
-            setsigmask=[],
-        )
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+        {**environment, "PYTHONPATH": str(ROOT)},
+        file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), theirs.fileno())],
+        setsigmask=[],
+    )
     theirs.close()
+    _keep(modules, ours, pid)
+
+
+def _keep(modules: tuple[str, ...], connection: socket.socket, pid: int) -> None:
+    _servers[modules] = connection
 
     def end() -> None:
-        ours.close()
+        connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
     atexit.register(end)
-    return ours
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -180,6 +187,28 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             os.close(file)
 
 
+def _fork_server(modules: tuple[str, ...]) -> dict[str, Any] | None:
+    """A server for what this process is to start, as nothing has run here yet; None here.
+
+    What is asked for, in a process that the other one forks.
+    """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        _keep(modules, ours, pid)
+        return None
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for place in range(3):
+        os.dup2(nothing, place)
+    os.closerange(3, theirs.fileno())  # whoever reads a pipe to its end waits for all who have it
+    os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    request = _serve(theirs)
+    if request is None:
+        os._exit(0)
+    return request
+
+
 def _take(files: Sequence[int], places: Sequence[int]) -> None:
     """Put open files at the numbers that they are to have."""
     above = max(*files, *places) + 1
@@ -211,13 +240,16 @@ def main(file: int, *modules: str) -> None:
         importlib.import_module(module)
     asked = _serve(socket.socket(fileno=file))
     if asked is not None:
+        inner = _fork_server(modules) if asked["starts"] else asked
+        asked = inner or asked
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
         if asked["in_session"]:
             os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _run(asked["words"])
+        with contextlib.nullcontext() if inner else imported_once(*modules):
+            _run(asked["words"])
 
 
 if __name__ == "__main__":

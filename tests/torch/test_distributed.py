@@ -91,7 +91,7 @@ class Rank:
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Rank]]:
     meeting = str(tmp_path_factory.mktemp("group") / "meeting")
-    with imported_once(*TORCH):
+    with imported_once(*TORCH, starts=True):
         ranks = [Rank(str(rank), str(WORLD_SIZE), meeting) for rank in range(WORLD_SIZE)]
     try:
         yield ranks

@@ -38,6 +38,7 @@ from tests.support.rows import (
     save_rows,
     stored,
 )
+from tests.support.spawned import TORCH, imported_once
 
 COUNT = 103
 
@@ -330,7 +331,6 @@ def shared(request: pytest.FixtureRequest) -> dict[str, str]:
     return request.getfixturevalue("s3_storage" if request.param == "s3" else "folder")
 
 
-@pytest.mark.usefixtures("torch_once")
 @pytest.mark.parametrize(
     ("storage", "method"),
     [
@@ -346,7 +346,8 @@ def test_torchs_loader_with_two_workers(storage: dict[str, str], method: str) ->
     here, there = context.Pipe()
     shuffle = method == "fork"
     process = context.Process(target=read_with_workers, args=(the_config, method, shuffle, there))
-    process.start()
+    with imported_once(*TORCH, starts=True):
+        process.start()
     there.close()
     try:
         assert here.poll(300)
