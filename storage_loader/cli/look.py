@@ -165,19 +165,14 @@ def info_command(version: str | None, as_json: bool, **which: Any) -> None:
     rows = [
         (
             *(a.name, a.dtype, shape_text(a), _attribute_size(a, info)),
+            *([_compressors(info.codecs.get(a.name, ()))] if info.codecs else ()),
             *(a.notes.get(one, "-") for one in notes),
         )
         for a in attributes
     ]
-    head = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", *map(str.upper, notes))
+    coded = ["COMPRESSED BY"] if info.codecs else []
+    head = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE", *coded, *map(str.upper, notes))
     table(head, rows, right=(3,))
-    rows = [(a.name, a.dtype, shape_text(a), _attribute_size(a, info)) for a in attributes]
-    head: tuple[str, ...] = ("ATTRIBUTE", "DTYPE", "ROW SHAPE", "ROW SIZE")
-    if not info.codecs:
-        table(head, rows, right=(3,))
-        return
-    coded = [(*row, _compressors(info.codecs.get(row[0], ()))) for row in rows]
-    table((*head, "COMPRESSED BY"), coded, right=(3,))
 
 
 def _stored_size(info: DatasetInfo) -> str:
