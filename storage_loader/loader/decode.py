@@ -120,8 +120,6 @@ class InThreads:
 
     def __call__(self, call: Callable[[int], Any], numbers: Sequence[int]) -> Iterator[Any]:
         parts = min(self._most, len(numbers))
-        if parts < 2:
-            return map(call, numbers)
         shares = [numbers[part::parts] for part in range(parts)]
         futures = [
             self._threads.submit(lambda share: [*map(call, share)], share) for share in shares

@@ -145,9 +145,9 @@ def test_arrays_lie_on_the_batchs_own_memory(
     gathered: list[dict[str, Any]] = []
     finish = DataLoader._finish
 
-    def seen(self: DataLoader, arrays: Any, rows: Any, place: Any) -> Any:
+    def seen(self: DataLoader, arrays: Any, rows: Any, place: Any, **how: Any) -> Any:
         gathered.append({n: a.__array_interface__["data"][0] for n, a in arrays.items()})
-        return finish(self, arrays, rows, place)
+        return finish(self, arrays, rows, place, **how)
 
     monkeypatch.setattr(DataLoader, "_finish", seen)
     for number, batch in enumerate(DataLoader(the_config, batch_size=70)):

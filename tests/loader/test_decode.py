@@ -153,8 +153,9 @@ def test_several_threads_and_batches_at_once(saved: DataConfig) -> None:
     if (os.cpu_count() or 1) > 1:
         batches = [*DataLoader(saved, 10, decode={"raw": meet}, threads=2)]
         assert len({one for batch in batches for one in batch["raw"].tolist()} - {here}) == 2
-    [batch] = DataLoader(saved, COUNT, decode={"raw": lambda _: threading.get_ident()}, threads=1)
-    assert len({*batch["raw"].tolist()} - {here}) == 1
+    for size in (COUNT, 10, 1):
+        loader = DataLoader(saved, size, decode={"raw": lambda _: threading.get_ident()}, threads=1)
+        assert len({one for batch in loader for one in batch["raw"].tolist()} - {here}) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8])
