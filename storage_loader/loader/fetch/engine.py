@@ -67,6 +67,11 @@ class Engine:
         """Whether all that can be read is here, verified and mapped."""
         return self._everything() is not None
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether all that can be read is here and verified, but compressed."""
+        return self._is_coded and self.holds and self._open.is_complete
+
     def confirm(self, rows: range) -> None:
         """Raise `FormatError` where so many rows are asked for that they should better be there."""
         if len(rows) * _NUMBER_NBYTES > _TRUSTED_NBYTES:

@@ -39,6 +39,11 @@ class OpenObjects:
         self._lock = threading.Lock()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether everything that is read was here and verified, each object when it was used."""
+        return bool(self._complete.all())
+
+    @property
     def most_pinned(self) -> int:
         """Objects that one preparation may keep open; a few live at once."""
         return max(2, self._most // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -66,6 +67,8 @@ def due_batches(
     Up to `prefetch` bytes are fetched and verified ahead. `row_nbytes` is that of what is read.
     Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
+    if engine.only_decodes:  # more threads than cores would only fight for Python's lock
+        threads = min(threads, os.cpu_count() or 1)
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     tuning = engine.tuning
     chunk_nbytes = prefetch // tuning.chunks * (_HERE if engine.is_complete else 1)
