@@ -230,6 +230,7 @@ def caching(kind: str, folder: str, storage: str, cache_size: str) -> None:
     print("done")
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("kind", ["tmpfs", "file size"])
 def test_saving_to_a_full_disk_says_so_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     run_on(kind, tmp_path / "disk", "saving")
@@ -241,6 +242,7 @@ def test_room_can_be_made_on_a_full_disk(work: str, what: str, tmp_path: Path) -
     run_on("tmpfs", tmp_path / "disk", work, Path(what))
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("cache_size", [0, 2**30], ids=["disk", "larger"])
 @pytest.mark.parametrize("kind", ["tmpfs", "file size"])
 def test_a_cache_on_a_full_disk_warns_once_and_the_rows_stream(

@@ -21,6 +21,8 @@ from tests.support.waiting import until
 
 NEVER = threading.Event()
 
+pytestmark = pytest.mark.usefixtures("library_once")
+
 HOLD = """
 import os, sys, threading, time
 from pathlib import Path

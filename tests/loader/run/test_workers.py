@@ -33,6 +33,8 @@ from tests.support.transforms import (
 from tests.support.waiting import until
 from tests.support.worked import ROWS, save_worked
 
+# As in real ones, which tests of resuming, statistics and credentials start.
+pytestmark = pytest.mark.usefixtures("library_once")
 SOON = 45  # seconds: on a busy machine too, and before any process ends by itself
 
 
