@@ -165,15 +165,14 @@ def _directories(
 
 def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
     """Shape (layouts, 1 + 2 * regions): as in `StoredObjects`."""
-    own = [schema.is_variable or not _says_places(item) for item in layouts]
-    if any(own) and not all(own):
-        raise FormatError(f"{place}: some layouts have offsets, and some have not")
-    wanted = {"blocks"} if any(own) else {"blocks", "offsets", "directory"}
+    own = [schema.is_variable or not _says_any_place(item) for item in layouts]
+    has_own = bool(own) and all(own)  # all of a commit alike
+    wanted = {"blocks"} if has_own else {"blocks", "offsets", "directory"}
     for item in layouts:
         if not isinstance(item, dict) or not wanted <= item.keys():
             raise FormatError(f"{place}: a layout holds {', '.join(sorted(wanted))}")
     blocks = _by_region([item["blocks"] for item in layouts], "blocks", 1, schema, place)
-    if any(own):
+    if has_own:
         codecs = [_codecs(item.get("codecs", {}), schema, place) for item in layouts]
         first = np.full((len(blocks), 1), OWN_LAYOUT, np.int64)
         return np.concatenate([first, np.array(codecs, np.int64), blocks], axis=1)
@@ -182,8 +181,8 @@ def _layouts(layouts: list[Any], schema: Schema, place: str) -> Numbers:
     return np.concatenate([directories[:, None], offsets, blocks], axis=1)
 
 
-def _says_places(layout: object) -> bool:
-    return isinstance(layout, dict) and "offsets" in layout
+def _says_any_place(layout: object) -> bool:
+    return isinstance(layout, dict) and not {"offsets", "directory"}.isdisjoint(layout)
 
 
 def _codecs(value: object, schema: Schema, place: str) -> list[int]:

@@ -273,12 +273,8 @@ class View:
         return field[0] if isinstance(field, list) else field[0, ...]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._open_for_copies()
+        self.open()  # a pickled one carries its version
         return self.__dict__
-
-    def _open_for_copies(self) -> None:
-        """A pickled one carries its version."""
-        self.open()
 
 
 def _takes_rng(transform: Callable[..., Any]) -> bool:

@@ -32,6 +32,7 @@ from .sizes import Sizes, coded_regions
 _LARGEST_CHUNK = 2**20
 _SMALLEST_CHUNK = 2**12
 _CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
+_FREE = 16  # blocks of a region that are kept to be filled again
 _FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
 _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
 
@@ -224,15 +225,16 @@ class _Blocks(_Gathered):
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
         self._block: Array | None = None  # which is being filled ...
         self._filled = 0  # ... so far
-        self._being_coded: deque[Future[bytes | memoryview]] = deque()
+        self._being_coded: deque[tuple[Future[bytes | memoryview], Array]] = deque()
         self._coded: list[bytes | memoryview] = []
+        self._free: list[Array] = []  # blocks to fill again: to touch new pages takes time
         self.saved = 0
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
             if self._block is None:
-                self._block = pages(self._nbytes)
+                self._block = self._free.pop() if self._free else pages(self._nbytes)
                 self._hold(self._nbytes)
             part = octets[: self._nbytes - self._filled]
             self._block[self._filled : self._filled + len(part)] = part
@@ -241,7 +243,7 @@ class _Blocks(_Gathered):
             if self._filled == self._nbytes:
                 self._code(self._block)
                 self._block, self._filled = None, 0
-        while self._being_coded and self._being_coded[0].done():
+        while self._being_coded and self._being_coded[0][0].done():
             self._take()
 
     def _hold(self, nbytes: int) -> None:
@@ -250,13 +252,18 @@ class _Blocks(_Gathered):
 
     def _code(self, block: Array) -> None:
         itemsize = self._region.dtype.itemsize
-        self._being_coded.append(self._coders.submit(self._codec.encode, block.data, itemsize))
+        coding = self._coders.submit(self._codec.encode, block.data, itemsize)
+        self._being_coded.append((coding, block))
 
     def _take(self) -> None:
-        block = self._being_coded.popleft().result()
-        self._coded.append(block)
-        self.saved += self._nbytes - len(block)
-        self._hold(len(block) - self._nbytes)
+        coding, block = self._being_coded.popleft()
+        coded = coding.result()
+        self._coded.append(coded)
+        self.saved += self._nbytes - len(coded)
+        self._hold(len(coded) - self._nbytes)
+        # Where coding made it no smaller, it is kept itself.
+        if isinstance(coded, bytes) and len(self._free) < _FREE and len(block) == self._nbytes:
+            self._free.append(block)
 
     def wait(self) -> bool:
         if not self._being_coded:
@@ -286,7 +293,7 @@ class _Blocks(_Gathered):
         self.clear()
 
     def clear(self) -> None:
-        for future in self._being_coded:
+        for future, _ in self._being_coded:
             future.cancel()
         self._block, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()

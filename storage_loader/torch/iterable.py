@@ -17,7 +17,7 @@ from ..config import DataConfig
 from ..errors import ConfigError, LoaderError
 from ..keywords import checked_keywords, handed_on
 from ..loader.decode import Decode
-from ..loader.iteration import Iteration
+from ..loader.iteration import Iteration, Last
 from ..loader.loader import DEFAULT_PREFETCH
 from ..loader.order import Shuffle
 from ..loader.order.partition import LastBatch
@@ -132,11 +132,12 @@ class IterableDataset(DataLoader, torch.utils.data.IterableDataset[Any]):
         """Whether there are other ranks, and no version on which they agree."""
         return self._is_provisional and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
-    def _open_for_copies(self) -> None:
+    def __getstate__(self) -> dict[str, Any]:
         # Without a version a worker says that ranks have to meet first: see `open`.
         is_known = self._snapshot is not None or distributed.group() is not None
         if is_known or not self._may_have_to_meet:
-            super()._open_for_copies()
+            return super().__getstate__()
+        return {**self.__dict__, "_last": Last(self._last.iteration)}
 
     def open(self) -> Snapshot:
         if self._is_provisional:

@@ -801,7 +801,7 @@ def test_every_command_gives_json(
     assert info == listed["datasets"][2]
     assert (info["name"], info["additional"]) == ("rows", {"split": "train", "version": 1})
     assert info["attributes"][0] == {
-        "name": "image", "dtype": "uint8", "shape": [3, 5], "row_nbytes": 15
+        "name": "image", "dtype": "uint8", "shape": [3, 5], "row_nbytes": 15, "compressors": []
     }  # fmt: skip
     rows = asked("head", *train, "-n", "2")
     expected = make(range(2))

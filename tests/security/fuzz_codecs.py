@@ -78,7 +78,7 @@ def fuzz(complib: str, seconds: float, seed: int = 0) -> None:
     chance, good = random.Random(seed), good_blocks(complib)
     out = bytearray(SIZES[-1] + len(GUARD))
     for codec, coded, size in good:  # so that what they need is there
-        codec.decode(memoryview(coded), memoryview(out)[:size], ITEMSIZE)
+        codec.decode([memoryview(coded)], memoryview(out)[:size], ITEMSIZE)
     before, end = _peak(), time.monotonic() + seconds
     tried = decoded = 0
     while time.monotonic() < end:
@@ -87,7 +87,7 @@ def fuzz(complib: str, seconds: float, seed: int = 0) -> None:
         out[size : size + len(GUARD)] = GUARD
         tried += 1
         try:
-            codec.decode(memoryview(block), memoryview(out)[:size], ITEMSIZE)
+            codec.decode([memoryview(block)], memoryview(out)[:size], ITEMSIZE)
             decoded += 1
         except FormatError:
             pass

@@ -341,7 +341,7 @@ def test_fixed_rows_need_offsets_or_a_directory_that_has_them(memory: dict[str, 
         commit["layouts"].append({**commit["layouts"][0], **places})
 
     republish(config, mixed)
-    with pytest.raises(FormatError, match="some layouts have offsets, and some have not"):
+    with pytest.raises(FormatError, match="a layout holds blocks, directory, offsets"):
         Dataset(config)[:]
     republish(config, lambda commit, data: commit["layouts"].pop())
     assert (Dataset(config)[:]["image"] == good).all()

@@ -299,7 +299,7 @@ def test_what_could_not_be_made_has_a_repr() -> None:
     """A debugger asks for it, and so does what prints the frames of a traceback."""
     the_config = config({"storage": "memory://half-made"})
     for kind, wrong in [
-        (DataConfig, {"dataset_name": "a/b"}),
+        (DataConfig, {"dataset_name": "a//b"}),
         (Attribute, {"name": "/", "dtype": "int8"}),
         (Attribute, {"name": "a", "dtype": "no such"}),
         (DataLoader, {"config": the_config, "shuffle": 3}),

@@ -88,9 +88,10 @@ class CodedItems:
         try:
             self._codec.decode(stored, out, self._region.dtype.itemsize)
         except FormatError as error:
-            which = (
-                f"block {first}" if stop == first + 1 else f"one of blocks {first} to {stop - 1}"
-            )
+            if stop > first + 1:  # which of them, and why that
+                nbytes = self._column.block_nbytes
+                for block in range(first, stop):
+                    self._decode(block, block + 1, out[:nbytes])
             raise FormatError(
-                f"{self._where}: attribute {self._region.attribute!r}, {which}: {error}"
+                f"{self._where}: attribute {self._region.attribute!r}, block {first}: {error}"
             ) from error

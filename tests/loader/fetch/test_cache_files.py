@@ -707,9 +707,11 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
-    """As many open files as a process usually may have, less those that are open."""
+    """As many open files as a process usually may have, beside those of tests before."""
+    gc.collect()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+    most = 1024 + len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, limits[1]), limits[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
