@@ -32,7 +32,7 @@ from .sizes import Sizes, coded_regions
 _LARGEST_CHUNK = 2**20
 _SMALLEST_CHUNK = 2**12
 _CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
-_FREE = 16  # blocks of a region that are kept to be filled again
+_AHEAD = 32  # blocks of a region that wait to be coded, or to be filled again
 _FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
 _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
 
@@ -91,17 +91,20 @@ class GatheredBuffer:
     def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
         """See `Buffer`. Waits for blocks that are being coded where that may make room."""
         sizes, regions = self._shared.sizes, self._regions.values()
+        rows, items = self.rows, self._items
+        enough = sizes.max_nbytes // _WAIT_SHARE if self._shared.codecs else 0
         while True:
             saved = sum(region.saved for region in regions)
-            end = sizes.fits(arrays, start, stop, rows=self.rows, items=self._items, saved=saved)
-            if end == stop or not self._shared.codecs:
-                return end
-            room = sizes.room(self.rows, self._items, saved)
-            if end > start and room >= sizes.max_nbytes // _WAIT_SHARE:
-                return end
+            room = sizes.room(rows, items, saved) if rows else sizes.max_nbytes
+            if room >= enough:
+                end = sizes.fits(arrays, start, stop, rows=rows, items=items, saved=saved)
+                if end > start:
+                    return end
             if not any(region.wait() for region in regions):
-                is_full = self.rows and room < sizes.max_nbytes // _FULL_SHARE
-                return start if is_full else end
+                break
+        if rows and room < sizes.max_nbytes // _FULL_SHARE:
+            return start
+        return sizes.fits(arrays, start, stop, rows=rows, items=items, saved=saved)
 
     def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
         """See `Buffer`."""
@@ -243,8 +246,8 @@ class _Blocks(_Gathered):
             if self._filled == self._nbytes:
                 self._code(self._block)
                 self._block, self._filled = None, 0
-        while self._being_coded and self._being_coded[0][0].done():
-            self._take()
+            while len(self._being_coded) > _AHEAD:
+                self._take()
 
     def _hold(self, nbytes: int) -> None:
         self._held += nbytes
@@ -262,7 +265,7 @@ class _Blocks(_Gathered):
         self.saved += self._nbytes - len(coded)
         self._hold(len(coded) - self._nbytes)
         # Where coding made it no smaller, it is kept itself.
-        if isinstance(coded, bytes) and len(self._free) < _FREE and len(block) == self._nbytes:
+        if isinstance(coded, bytes) and len(self._free) < _AHEAD and len(block) == self._nbytes:
             self._free.append(block)
 
     def wait(self) -> bool:
