@@ -23,16 +23,10 @@ from tests.support.caches import LARGE, alter, cached_files, fill, pixels_of, ta
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import make, numbers_in
 from tests.support.threads import running
+from tests.support.wrong_bytes import Wrong, WrongAnywhere, paths
 
 ROWS = 400
-PATHS: dict[str, dict[str, Any]] = {
-    "held": {},
-    "held, all at once": {"batch_size": 400},
-    "held, global": {"shuffle": "global"},
-    "copied": {"cache_size": 200_000},
-    "remote": {"index": True},
-    "remote, global": {"index": True, "shuffle": "global"},
-}
+PATHS = paths(ROWS)
 
 
 @pytest.fixture
@@ -48,23 +42,6 @@ def place_of(the_config: DataConfig, what: str) -> int:
         "a small column": column.offset + 30 * 8,
         "the table": table_of(the_config)[0] + 3,
     }[what]
-
-
-class Wrong:
-    """Flips a bit of the byte at `place` in the first `times` answers that hold it."""
-
-    def __init__(self, place: int, times: float) -> None:
-        self._place = place
-        self._times = times
-        self.seen = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, key: str, start: int, data: bytearray) -> None:
-        if start <= self._place < start + len(data):
-            with self._lock:
-                self.seen += 1
-                if self.seen <= self._times:
-                    data[self._place - start] ^= 4
 
 
 def loader_of(the_config: DataConfig, cache_dir: Path, path: str, **how: Any) -> DataLoader:
@@ -102,7 +79,7 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
         "the table": "the directory differs",
     }[what]
     assert f"{key}: {named}" in str(caught.value)
-    wrong._times = 0  # the store is right again, and nothing wrong was kept
+    wrong.times = 0  # the store is right again, and nothing wrong was kept
     again = loader_of(one_object, tmp_path / "cache", path)
     assert sorted(numbers_in(again, LARGE)) == list(range(ROWS))
 
@@ -111,22 +88,12 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
 def test_any_bit_of_any_answer(
     one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """An answer is wrong somewhere, unless one that held any of its wrong bytes was before."""
-    flipped: list[int] = []
-    lock = threading.Lock()
-
-    def wrong(key: str, start: int, data: bytearray) -> None:
-        with lock:
-            if data and not any(start <= place < start + len(data) for place in flipped):
-                place = hash((start, len(data))) % len(data)
-                data[place] ^= 1
-                flipped.append(start + place)
-
+    wrong = WrongAnywhere()
     alter(monkeypatch, wrong)
     loader = loader_of(one_object, tmp_path / "cache", path)
     for _ in range(3):
         assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
-    assert flipped
+    assert wrong.flipped
 
 
 @pytest.mark.parametrize("path", PATHS)

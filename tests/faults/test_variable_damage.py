@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +11,7 @@ from storage_loader.errors import ChecksumError
 from storage_loader.layout import Outline
 from tests.support.caches import alter
 from tests.support.rows import ROW, config, numbers_in, save_rows
+from tests.support.wrong_bytes import Wrong, WrongAnywhere, paths
 
 ROWS = 600
 KINDS = (
@@ -21,14 +20,7 @@ KINDS = (
     Attribute("caption", "str"),
     Attribute("pixels", "uint8", (3000,)),
 )
-PATHS: dict[str, dict[str, Any]] = {
-    "held": {},
-    "held, all at once": {"batch_size": ROWS},
-    "held, global": {"shuffle": "global"},
-    "copied": {"cache_size": 200_000},
-    "remote": {"index": True},
-    "remote, global": {"index": True, "shuffle": "global"},
-}
+PATHS = paths(ROWS)
 
 
 @pytest.fixture
@@ -50,21 +42,6 @@ def place_of(the_config: DataConfig, what: str) -> int:
     directory = memoryview(Path(path).read_bytes())[start:end]
     column = outline.layout(snapshot.schema, directory).columns[what]
     return column.offset + column.nbytes // 2
-
-
-class Wrong:
-    """Flips a bit of the byte at `place` in the first `times` answers that hold it."""
-
-    def __init__(self, place: int, times: float) -> None:
-        self.place, self.times, self.seen = place, times, 0
-        self._lock = threading.Lock()
-
-    def __call__(self, key: str, start: int, data: bytearray) -> None:
-        if start <= self.place < start + len(data):
-            with self._lock:
-                self.seen += 1
-                if self.seen <= self.times:
-                    data[self.place - start] ^= 4
 
 
 def loader_of(the_config: DataConfig, cache_dir: Path, path: str) -> DataLoader:
@@ -111,19 +88,9 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
 def test_any_bit_of_any_answer(
     kinds: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """An answer is wrong somewhere, unless one that held any of its wrong bytes was before."""
-    flipped: list[int] = []
-    lock = threading.Lock()
-
-    def wrong(key: str, start: int, data: bytearray) -> None:
-        with lock:
-            if data and not any(start <= place < start + len(data) for place in flipped):
-                place = hash((start, len(data))) % len(data)
-                data[place] ^= 1
-                flipped.append(start + place)
-
+    wrong = WrongAnywhere()
     alter(monkeypatch, wrong)
     loader = loader_of(kinds, tmp_path / "cache", path)
     for _ in range(3):
         assert sorted(numbers_in(loader, KINDS)) == list(range(ROWS))
-    assert flipped
+    assert wrong.flipped

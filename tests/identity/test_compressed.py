@@ -21,12 +21,12 @@ from storage_loader.codecs import COMPLIBS
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.schema import DTYPES, TEXTS
 from tests.support.rows import ROW, assert_rows, make, save_rows
-
-from .test_round_trip import (
+from tests.support.ways import (
     EVERY_KIND,
     MIXED,
     NUMBER,
     assert_all_there,
+    assert_in_any_order,
     dataset,
     index_loader,
     loader,
@@ -79,20 +79,7 @@ def test_rows_in_any_order(storage: dict[str, str]) -> None:
     """Of attributes alone too; small columns are read whole, others by the block."""
     config = compressed(storage, EVERY_KIND)
     save_rows(config, 900, 100)
-    generator = np.random.default_rng(0)
-    for settings_ in ({}, {"cache_size": 0}):
-        source = Dataset(config, **settings_)
-        for index in (
-            generator.permutation(900),
-            generator.integers(0, 900, 50),
-            np.arange(900)[::-1],
-            np.array([899, 0, 0, 899]),
-        ):
-            assert_rows(source[index], index, EVERY_KIND)
-        for subset in (["tokens"], ["meta", ROW], ["image"], ["thin", "caption"]):
-            chosen = [next(a for a in EVERY_KIND if a.name == name) for name in subset]
-            some = Dataset(config, attributes=subset, **settings_)
-            assert_rows(some[::3], range(0, 900, 3), chosen)
+    assert_in_any_order(config, 900)
 
 
 def test_objects_are_filled_by_what_is_stored(memory: dict[str, str]) -> None:
