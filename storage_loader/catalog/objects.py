@@ -165,11 +165,6 @@ class StoredObjects(Sequence[StoredObject]):
         return self.rows * self._schema.row_nbytes
 
     @property
-    def coded_regions(self) -> frozenset[str]:
-        """Names of regions that some of the objects have compressed."""
-        return frozenset(self.codecs)
-
-    @property
     def codecs(self) -> dict[str, list[Codec]]:
         """By region that some of the objects have compressed: how, each codec once."""
         names = [region.name for region in self._schema.regions]

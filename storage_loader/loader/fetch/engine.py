@@ -55,7 +55,7 @@ class Engine:
         self._directories = Directories(objects)
         self._direct = DirectReader(objects, self._directories)
         self._open = OpenObjects(objects, self._directories, self._cache)
-        coded = snapshot.objects.coded_regions
+        coded = snapshot.objects.codecs
         self._is_coded = any(region.name in coded for region in objects.regions)
         self._ends = [region for region in objects.regions if region.role == "ends"]
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
