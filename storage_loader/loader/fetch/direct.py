@@ -160,32 +160,31 @@ class ReceivedObject(Holder):
         with copies.part(places) as part:
             for region in self._regions:
                 if region.name in part:
-                    self._take(region, self.rows, part[region.name])
+                    self.take(region, self.rows, part[region.name])
         for region in self._regions:
             if region.role == "values":
                 span = self._group.spans[region.attribute]
-                copies.put(region.attribute, places, span, self._copier(region.name))
+                copies.put(region.attribute, places, span, self.copier(region.name))
 
-    def _take(self, region: Region, rows: Rows, out: Array) -> None:
+    def take(self, region: Region, rows: Rows, out: Array) -> None:
         if region.name in self._small:
             self._small[region.name].take(rows, out=out, mode="clip")
             return
-        decoder = self._decoder(region.name, self._extents.view)
+        decoder = self._decoder(region.name)
         if decoder is not None:
             decoder.take(rows, out)
         else:
             column = self.layout.columns[region.name]
             self._extents.parts(column, region).copy_sorted(rows, out)
 
-    def _copier(self, name: str) -> Copy:
+    def copier(self, name: str) -> Copy:
         if name in self._small:
             small = self._small[name].view(np.uint8).data
             return copier(lambda start, stop: small[start:stop])
-        decoder = self._decoder(name, self._extents.view)
-        if decoder is not None:
-            return decoder.copy
-        offset, view = self.layout.columns[name].offset, self._extents.view
-        return copier(lambda start, stop: view(offset + start, offset + stop))
+        return super().copier(name)
+
+    def _shown(self, start: int, end: int) -> memoryview:
+        return self._extents.view(start, end)
 
     @property
     def result_nbytes(self) -> int:
@@ -210,10 +209,6 @@ class ReceivedObject(Holder):
     def _table_bytes(self) -> Buffer | None:
         return self._extents.view(*self.layout.directory_range)
 
-    def _views(self, blocks: Rows) -> list[memoryview]:
-        ranges = self.layout.block_ranges[blocks].tolist()
-        return [self._extents.view(start, end) for start, end in ranges]
-
     def _keep(self, blocks: Rows) -> None:
         if len(blocks) < len(self.blocks):
             return
@@ -235,7 +230,7 @@ class ReceivedObject(Holder):
 
     def _all_items(self, region: Region) -> Array:
         """Those of a region whose blocks are all here, copied."""
-        decoder = self._decoder(region.name, self._extents.view)
+        decoder = self._decoder(region.name)
         if decoder is not None:
             return decoder.all()
         places = self.layout.all_blocks(region.name)

@@ -16,7 +16,6 @@ from ...schema import END, Attribute, Region
 from ...store import Buffer, mapped_identity
 from ..fill.parts import Array, void_items
 from ..fill.ragged import check_ends, one_value
-from ..fill.ready import Copy, copier
 from ..order import Rows
 from .blocks import ObjectRows, every_block
 from .cache import Cache
@@ -117,22 +116,11 @@ class MappedObject(Holder):
         return any(columns[region.name].coded is not None for region in self._objects.regions)
 
     def take(self, region: Region, rows: Rows, out: Array) -> None:
-        """Copy items, which ascend, of a region whose blocks are here."""
-        decoder = self._decoder(region.name, self._shown)
+        decoder = self._decoder(region.name)
         if decoder is not None:
             decoder.take(rows, out)
         else:
             self.columns[region.name].take(rows, out=out, mode="clip")
-
-    _take = take
-
-    def copier(self, name: str) -> Copy:
-        """Copies bytes of a region."""
-        decoder = self._decoder(name, self._shown)
-        if decoder is not None:
-            return decoder.copy
-        offset = self.layout.columns[name].offset
-        return copier(lambda start, stop: self._data[offset + start : offset + stop])
 
     def _shown(self, start: int, end: int) -> memoryview:
         return self._data[start:end]
@@ -204,7 +192,7 @@ class MappedObject(Holder):
         """Items of a region, at least one, whose blocks are here."""
         column = self.layout.columns[name]
         start, stop = start * column.item_nbytes, stop * column.item_nbytes
-        decoder = self._decoder(name, self._shown)
+        decoder = self._decoder(name)
         if decoder is None:
             return self._data[column.offset + start : column.offset + stop]
         out = np.empty(stop - start, np.uint8).data
@@ -315,9 +303,6 @@ class MappedObject(Holder):
         if self._file is not None and not self._file.has_table:
             return None
         return b"".join(self._pieces(*self.layout.directory_range))
-
-    def _views(self, blocks: Rows) -> list[memoryview]:
-        return [self._data[start:end] for start, end in self.layout.block_ranges[blocks].tolist()]
 
     def _keep(self, blocks: Rows) -> None:
         assert self._file is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from ...schema import END, Region
 from ...store import Buffer
 from ..fill.parts import Array, Parts, void_items
 from ..fill.ragged import check_ends
-from ..fill.ready import Span
+from ..fill.ready import Copy, Span, copier
 from ..order import Rows
 from .coded import CodedItems
 from .directory import Checksums, Directory
@@ -74,16 +74,28 @@ class Holder(ABC):
         """The directory as it lies here, if it does."""
 
     @abstractmethod
-    def _views(self, blocks: Rows) -> list[memoryview]:
-        """The bytes of blocks as they lie here."""
-
-    @abstractmethod
     def _keep(self, blocks: Rows) -> None:
         """Note that these blocks and the table are here and right."""
 
     @abstractmethod
-    def _take(self, region: Region, rows: Rows, out: Array) -> None:
+    def _shown(self, start: int, end: int) -> memoryview:
+        """Bytes of the object that are here, as they are stored."""
+
+    @abstractmethod
+    def take(self, region: Region, rows: Rows, out: Array) -> None:
         """Copy items, which ascend, of a region whose blocks are here."""
+
+    def _views(self, blocks: Rows) -> list[memoryview]:
+        """The bytes of blocks as they lie here."""
+        return [self._shown(start, end) for start, end in self.layout.block_ranges[blocks].tolist()]
+
+    def copier(self, name: str) -> Copy:
+        """Copies bytes of a region whose blocks are here."""
+        decoder = self._decoder(name)
+        if decoder is not None:
+            return decoder.copy
+        offset = self.layout.columns[name].offset
+        return copier(lambda start, stop: self._shown(offset + start, offset + stop))
 
     def spans(self, rows: Rows) -> dict[str, Span]:
         """Where rows lie among the values of their attributes; the ends of theirs are here.
@@ -95,8 +107,8 @@ class Holder(ABC):
         for region in self._objects.regions:
             if region.role == "ends":
                 ends = np.empty((2, len(rows)), f"V{END.itemsize}")
-                self._take(region, before, ends[0])
-                self._take(region, rows, ends[1])
+                self.take(region, before, ends[0])
+                self.take(region, rows, ends[1])
                 starts, stops = ends.view(END)
                 starts = np.where(rows > 0, starts, 0)
                 count = self.layout.columns[f"{region.attribute}/values"].items
@@ -104,13 +116,13 @@ class Holder(ABC):
                 spans[region.attribute] = Span(starts, stops)
         return spans
 
-    def _decoder(self, name: str, show: Callable[[int, int], memoryview]) -> CodedItems | None:
-        """What decodes a region of the bytes that `show` shows; None where it is not coded."""
+    def _decoder(self, name: str) -> CodedItems | None:
+        """What decodes a region whose blocks are here; None where it is not coded."""
         column = self.layout.columns[name]
         if column.coded is None:
             return None
         region = self._objects.region(name)
-        return CodedItems(column, region, show, self._objects.url(self._index))
+        return CodedItems(column, region, self._shown, self._objects.url(self._index))
 
     def bring(self, blocks: Rows, stop: threading.Event) -> None:
         """Have blocks, at least one, from the store. What comes damaged is fetched once more.
