@@ -14,6 +14,7 @@ from ...process import cached_property
 from ...schema import Region, Schema
 from ...threads import Threads
 from ..fill.gather import Fillers, gathered
+from ..fill.memory import ReusedMemory
 from ..fill.parts import Parts
 from ..fill.ragged import RaggedParts
 from ..fill.ready import Copies, Ready, Span
@@ -60,6 +61,7 @@ class Engine:
         self._ends = [region for region in objects.regions if region.role == "ends"]
         self._confirmed = np.zeros(len(snapshot.objects), bool)  # of the size that is said
         self._all: tuple[list[MappedObject], Ready] | None = None  # rows of all objects
+        self._memory = {a.name: ReusedMemory() for a in self._schema}  # of windows
         self._early = Early(self._cache, snapshot.nbytes, objects.tuning)
 
     @property
@@ -85,7 +87,7 @@ class Engine:
         `made_by`: see `gathered`.
         """
         stop = threading.Event()
-        ready = self._done(self.prepare(rows, stop, work_nbytes=self.tuning.read_nbytes), stop)
+        ready = self._done(self._prepared(rows, stop, None, self.tuning.read_nbytes, None), stop)
         [(batch, _)] = gathered(self._schema, ready, rows[None], made_by=made_by)
         return batch
 
@@ -136,8 +138,18 @@ class Engine:
 
         A work brings about `work_nbytes` into memory at once; None: the usual. Objects of which at
         least `whole_share` is needed may be fetched whole, where the cache has room for the
-        dataset; None: never.
+        dataset; None: never. Memory for rows that are copied is reused by later preparations.
         """
+        return self._prepared(rows, stop, self._memory, work_nbytes, whole_share)
+
+    def _prepared(
+        self,
+        rows: Rows,
+        stop: threading.Event,
+        memory: Mapping[str, ReusedMemory] | None,
+        work_nbytes: int | None,
+        whole_share: float | None,
+    ) -> Preparation[Ready]:
         everything = self._everything()
         if everything is not None:
             return Preparation([], lambda: everything)
@@ -147,7 +159,7 @@ class Engine:
         if self._ends:
             groups = self._located(groups, stop)
         work_nbytes = work_nbytes or self.tuning.work_nbytes
-        copied = partial(self._copied, numbers, groups, stop, work_nbytes)
+        copied = partial(self._copied, numbers, groups, stop, memory, work_nbytes)
         if not self.holds or len(groups) > self._open.most_pinned:
             return copied()
         kept = {
@@ -210,6 +222,7 @@ class Engine:
         numbers: Rows,
         groups: list[ObjectRows],
         stop: threading.Event,
+        memory: Mapping[str, ReusedMemory] | None,
         work_nbytes: int,
         kept: Mapping[int, Kept | None] = {},
     ) -> Preparation[Ready]:
@@ -222,7 +235,7 @@ class Engine:
         nbytes += sum(int(c.sum()) * self._schema[name].item_nbytes for name, c in counts.items())
         if nbytes > _TRUSTED_NBYTES:
             self._confirm(np.array([group.index for group in groups], np.int64))
-        copies = Copies(self._schema, numbers, counts)
+        copies = Copies(self._schema, numbers, counts, memory)
         if not self.holds:
             works = self._direct.works(groups, copies, stop, most=work_nbytes)
             return Preparation(works, copies.ready)

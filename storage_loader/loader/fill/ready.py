@@ -11,6 +11,7 @@ import numpy as np
 
 from ...schema import Schema
 from ..order import Rows
+from .memory import ReusedMemory
 from .parts import Array, Parts
 from .ragged import RaggedParts
 
@@ -26,18 +27,31 @@ class Ready:
 class Copies:
     """Memory for rows of all attributes, which ascend, each once; filled part by part."""
 
-    def __init__(self, schema: Schema, numbers: Rows, counts: Mapping[str, Rows] = {}) -> None:
-        """`counts`: by attribute whose rows have no fixed size, the items of each row."""
+    def __init__(
+        self,
+        schema: Schema,
+        numbers: Rows,
+        counts: Mapping[str, Rows] = {},
+        memory: Mapping[str, ReusedMemory] | None = None,
+    ) -> None:
+        """`counts`: by attribute whose rows have no fixed size, the items of each row.
+
+        `memory`: by attribute, where its rows are put; None: new memory.
+        """
         self._schema = schema
         self._numbers = numbers
+        self._stops = {name: np.cumsum(some) for name, some in counts.items()}  # items
+
+        def empty(name: str, nbytes: int) -> Array:
+            return np.empty(nbytes, np.uint8) if memory is None else memory[name].empty(nbytes)
+
         self._arrays = {
-            a.name: np.empty(len(numbers), f"V{a.row_nbytes}")
+            a.name: empty(a.name, len(numbers) * a.row_nbytes).view(f"V{a.row_nbytes}")
             for a in schema
             if a.row_nbytes and not a.is_variable
         }
-        self._stops = {name: np.cumsum(some) for name, some in counts.items()}  # items
         self._values = {
-            name: np.empty(int(stops[-1]) * schema[name].item_nbytes, np.uint8)
+            name: empty(name, int(stops[-1]) * schema[name].item_nbytes)
             for name, stops in self._stops.items()
             if len(stops)
         }

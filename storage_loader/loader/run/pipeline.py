@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
 _LONG = 10.0  # seconds of waiting after which the log says for what
-_MOST_AHEAD = 4  # preparations begun ahead, even where they need nothing fetched
 
 
 class _Begun(Generic[T]):
@@ -105,9 +105,11 @@ class Pipeline(Generic[T]):
         nbytes: int,
         threads: int,
         waiting_threads: int = TUNING.waiting_threads,
+        ahead: int = AHEAD,
         stop: threading.Event | None = None,
     ) -> None:
-        """Each of `preparations` is called in the planning thread.
+        """Each of `preparations` is called in the planning thread, at most `ahead` beyond the one
+        whose result was asked for last.
 
         Set `stop` from any thread to end the works early: results are then worth nothing.
         """
@@ -115,7 +117,7 @@ class Pipeline(Generic[T]):
         self._preparations = preparations
         self._budget = _Budget(nbytes)
         self._is_first_ready = threading.Event()
-        self._slots = threading.Semaphore(_MOST_AHEAD)
+        self._slots = threading.Semaphore(ahead)
         self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
         self._error: BaseException | None = None  # of planning
         name = "storage_loader-fetch"

@@ -23,8 +23,9 @@ from ..fill.parts import Array
 from ..fill.ready import Ready
 from ..order import Rows
 from ..order.chunks import Chunk, Epoch, chunks
-from .pipeline import Pipeline
+from .pipeline import AHEAD, Pipeline
 
+_DECODED_AHEAD = 1  # chunk, where there are no delays to bridge: two pieces of memory take turns
 _HERE = 4  # times as much is planned together where nothing is fetched: it costs less
 
 
@@ -67,8 +68,9 @@ def due_batches(
     Up to `prefetch` bytes are fetched and verified ahead. `row_nbytes` is that of what is read.
     Once `stop` is set, whoever waits here gets a chunk soon, which may not be whole.
     """
+    ahead = AHEAD
     if engine.only_decodes:  # more threads than cores would only fight for Python's lock
-        threads = min(threads, os.cpu_count() or 1)
+        threads, ahead = min(threads, os.cpu_count() or 1), _DECODED_AHEAD
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     tuning = engine.tuning
     chunk_nbytes = prefetch // tuning.chunks * (_HERE if engine.is_complete else 1)
@@ -90,12 +92,14 @@ def due_batches(
         while planned:
             yield planned.popleft().now()
         return
+    given = (_given(planned.popleft()) for _ in range(len(planned)))  # and hold none any more
     later: Iterator[Prepare[Due]] = (partial(prepared, chunk) for chunk in plan)
     pipeline = Pipeline(
-        chain(map(_given, planned), later),
+        chain(given, later),
         nbytes=prefetch - in_flight,
         threads=threads,
         waiting_threads=tuning.waiting_threads,
+        ahead=ahead,
         stop=stop,
     )
     with closing(pipeline.results()) as results:

@@ -1,4 +1,4 @@
-"""Memory of batches that is used again: never while anything lies on it."""
+"""Memory of batches and windows that is used again: never while anything lies on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pickle
 import numpy as np
 import pytest
 
-from storage_loader.loader.fill.memory import ALIGNMENT, AlignedMemory
+from storage_loader import Attribute, DataConfig, DataLoader
+from storage_loader.loader.fill import memory as memory_module
+from storage_loader.loader.fill.memory import ALIGNMENT, AlignedMemory, ReusedMemory
+from tests.support.rows import ROW, assert_rows, save_rows
 
 LARGE = 2**16
 
@@ -52,8 +55,20 @@ def test_two_free_pieces_of_a_size_are_kept() -> None:
     memory = AlignedMemory()
     pieces = [memory.empty(LARGE) for _ in range(10)]
     del pieces
-    [kept] = memory._free.values()
-    assert len(kept) == 2
+    [kept] = memory._pieces.values()
+    assert len(kept._free) == 2
+
+
+def test_a_window_gets_any_piece_that_is_enough_and_one_that_is_not_goes() -> None:
+    memory = ReusedMemory()
+    place = address(memory.empty(3 * LARGE))
+    for nbytes in (2 * LARGE, 3 * LARGE, LARGE):
+        piece = memory.empty(nbytes)
+        assert (piece.nbytes, address(piece)) == (nbytes, place)
+        del piece
+    larger = memory.empty(3 * LARGE + 1)
+    assert larger.nbytes == 3 * LARGE + 1
+    assert memory._free == []
 
 
 def test_memory_outlives_its_giver_and_stays_at_home() -> None:
@@ -61,7 +76,54 @@ def test_memory_outlives_its_giver_and_stays_at_home() -> None:
     piece = memory.empty(LARGE)
     piece[...] = 7
     copy = pickle.loads(pickle.dumps(memory))
-    assert copy._free == {}
+    assert copy._pieces == {}
     del memory
     gc.collect()
     assert (piece == 7).all()
+
+
+WINDOWS = [
+    Attribute(ROW, "int64"),
+    Attribute("fixed", "uint8", (2000,)),
+    Attribute("any", "int32", (None,)),
+    Attribute("text", "str"),
+]
+
+
+def windowed(storage: dict[str, str], compressor: dict[str, str] | None) -> DataLoader:
+    config = DataConfig("windows", WINDOWS, compressor=compressor, **storage)
+    save_rows(config, 1000, 100)
+    return DataLoader(config, 10, shuffle=True, window=100)  # of 200 kB and more
+
+
+def test_two_pieces_of_memory_serve_all_windows_that_are_decoded(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = windowed(memory, {"complib": "lz4"})
+    list(loader)
+    made, new = [], memory_module._aligned
+
+    def counted(nbytes: int) -> np.ndarray:
+        made.append(nbytes)
+        return new(nbytes)
+
+    monkeypatch.setattr(memory_module, "_aligned", counted)
+    for _ in range(5):
+        list(loader)
+    fixed = [nbytes for nbytes in made if nbytes >= 100 * 2000]
+    assert len(fixed) <= 2  # of 50 windows
+
+
+@pytest.mark.parametrize("compressor", [{"complib": "lz4"}, None], ids=str)
+def test_windows_of_several_epochs_at_once_keep_apart(
+    storage: dict[str, str], compressor: dict[str, str] | None
+) -> None:
+    """And no batch changes when its window's memory is used again."""
+    loader = windowed(storage, compressor)
+    for _ in range(2):
+        epochs = [list(pairs) for pairs in zip(*(iter(loader) for _ in range(3)), strict=True)]
+        for batches in zip(*epochs, strict=True):
+            seen = np.concatenate([batch[ROW] for batch in batches])
+            assert sorted(seen.tolist()) == list(range(1000))
+            for batch in batches:
+                assert_rows(batch, batch[ROW].tolist(), WINDOWS)
