@@ -32,7 +32,9 @@ from .sizes import Sizes, coded_regions
 _LARGEST_CHUNK = 2**20
 _SMALLEST_CHUNK = 2**12
 _CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
-_AHEAD = 32  # blocks of a region that wait to be coded, or to be filled again
+_TOGETHER = 2**18  # bytes of blocks that a thread codes at once: a call costs 40 us
+_CORES = os.cpu_count() or 1
+_AHEAD = max(8, 2 * _CORES)  # such pieces of a region that wait to be coded, or to be filled again
 _FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
 _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
 
@@ -57,7 +59,7 @@ class GatheredBuffers:
         kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
         self.memory = Memory(max_nbytes, chunk, kept * max_nbytes)
         self.assembling = threading.Lock()
-        self.coders = Threads(os.cpu_count() or 1, "storage_loader-code")
+        self.coders = Threads(_CORES, "storage_loader-code")
 
     def buffer(self) -> GatheredBuffer:
         """Room for one object's rows."""
@@ -222,30 +224,30 @@ class _Blocks(_Gathered):
     """Of a region that is compressed."""
 
     def __init__(self, region: Region, codec: Codec, coders: Threads, memory: Memory) -> None:
-        self._region, self._codec, self._coders = region, codec, coders
-        self._memory = memory
-        self._held = 0  # bytes of all blocks, coded or not yet
+        self._codec, self._coders, self._memory = codec, coders, memory
+        self._itemsize = region.dtype.itemsize
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
-        self._block: Array | None = None  # which is being filled ...
+        self._room_nbytes = max(1, _TOGETHER // self._nbytes) * self._nbytes
+        self._held = 0  # bytes of all blocks, coded or not yet
+        self._room: Array | None = None  # for a few blocks, which is being filled ...
         self._filled = 0  # ... so far
-        self._being_coded: deque[tuple[Future[bytes | memoryview], Array]] = deque()
-        self._coded: list[bytes | memoryview] = []
-        self._free: list[Array] = []  # blocks to fill again: to touch new pages takes time
+        self._being_coded: deque[tuple[Future[list[bytes]], Array]] = deque()
+        self._coded: list[bytes] = []
+        self._free: list[Array] = []  # to fill again: to touch new pages takes time
         self.saved = 0
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
-            if self._block is None:
-                self._block = self._free.pop() if self._free else pages(self._nbytes)
-                self._hold(self._nbytes)
-            part = octets[: self._nbytes - self._filled]
-            self._block[self._filled : self._filled + len(part)] = part
+            if self._room is None:
+                self._room = self._free.pop() if self._free else pages(self._room_nbytes)
+                self._hold(self._room_nbytes)
+            part = octets[: self._room_nbytes - self._filled]
+            self._room[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             octets = octets[len(part) :]
-            if self._filled == self._nbytes:
-                self._code(self._block)
-                self._block, self._filled = None, 0
+            if self._filled == self._room_nbytes:
+                self._code(self._filled)
             while len(self._being_coded) > _AHEAD:
                 self._take()
 
@@ -253,35 +255,46 @@ class _Blocks(_Gathered):
         self._held += nbytes
         self._memory.count(nbytes)
 
-    def _code(self, block: Array) -> None:
-        itemsize = self._region.dtype.itemsize
-        coding = self._coders.submit(self._codec.encode, block.data, itemsize)
-        self._being_coded.append((coding, block))
+    def _code(self, nbytes: int) -> None:
+        """Have so many bytes of what was gathered coded, and go on with the rest elsewhere."""
+        room, rest = self._room, self._filled - nbytes
+        assert room is not None
+        self._room, self._filled = None, 0
+        self._being_coded.append((self._coders.submit(self._encoded, room[:nbytes]), room))
+        if rest:
+            self.append(room[nbytes : nbytes + rest])
+
+    def _encoded(self, octets: Array) -> list[bytes]:
+        blocks = (octets[i : i + self._nbytes].data for i in range(0, len(octets), self._nbytes))
+        # Copied where coding made it no smaller, so that the memory is free for others.
+        return [bytes(self._codec.encode(block, self._itemsize)) for block in blocks]
 
     def _take(self) -> None:
-        coding, block = self._being_coded.popleft()
+        coding, room = self._being_coded.popleft()
         coded = coding.result()
-        self._coded.append(coded)
-        self.saved += self._nbytes - len(coded)
-        self._hold(len(coded) - self._nbytes)
-        # Where coding made it no smaller, it is kept itself.
-        if isinstance(coded, bytes) and len(self._free) < _AHEAD and len(block) == self._nbytes:
-            self._free.append(block)
+        self._coded += coded
+        nbytes = sum(map(len, coded))
+        self.saved += len(coded) * self._nbytes - nbytes
+        self._hold(nbytes - self._room_nbytes)
+        if len(self._free) < _AHEAD:
+            self._free.append(room)
 
     def wait(self) -> bool:
+        whole = self._filled - self._filled % self._nbytes
+        if not self._being_coded and whole:
+            self._code(whole)
         if not self._being_coded:
             return False
         self._take()
         return True
 
     def coded(self) -> CodedRegion | None:
-        if self._filled and self._block is not None:
-            if self._being_coded or self._coded:  # HDF5's chunks are all as long
-                self._block[self._filled :] = 0
-                self._code(self._block)
-            else:
-                self._code(self._block[: self._filled])
-            self._block, self._filled = None, 0
+        if self._filled and self._room is not None:
+            rest = -self._filled % self._nbytes
+            if rest and (self._being_coded or self._coded or self._filled > self._nbytes):
+                self._room[self._filled : self._filled + rest] = 0  # HDF5's chunks are all as long
+                self._filled += rest
+            self._code(self._filled)
         while self.wait():
             pass
         sizes = tuple(map(len, self._coded))
@@ -298,7 +311,7 @@ class _Blocks(_Gathered):
     def clear(self) -> None:
         for future, _ in self._being_coded:
             future.cancel()
-        self._block, self._filled, self.saved = None, 0, 0
+        self._room, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
         self._coded = []
         self._hold(-self._held)
