@@ -130,7 +130,7 @@ class GatheredBuffer:
         if self._shared.codecs:
             coded = {name: region.coded() for name, region in self._regions.items()}
             filled = {name: one for name, one in coded.items() if one is not None}
-            made = coded_template(schema, self.rows, values, filled, self._shared.codecs)
+            made = coded_template(schema, self.rows, values, filled)
         else:
             made = template(schema, self.rows, values)
         layout = made.layout

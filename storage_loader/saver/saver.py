@@ -231,13 +231,15 @@ class DataSaver:
         try:
             self._hand_over()
             objects = self._uploads.finish()
-            self._check_order(self._catalog.create(schema, self._order or "commit"))
+            stored, order = self._catalog.create(schema, self._order or "commit")
+            self._check_order(order)
             publication = self._catalog.publication(
                 schema,
                 objects,
                 writer=self._writer,
                 number=self._number,
                 refresh=self._refresh,
+                notes=None if schema.notes == stored.notes else schema.notes,
             )
             # From here on the objects stay, whatever happens: a publish that failed may have
             # arrived all the same.

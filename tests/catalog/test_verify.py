@@ -28,7 +28,7 @@ from storage_loader import (
     verify_dataset,
 )
 from storage_loader.catalog import Catalog, StoredObject
-from storage_loader.catalog.verify import scanned
+from storage_loader.catalog.scan import scanned
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
 from storage_loader.errors import (
     ConfigError,
@@ -463,7 +463,7 @@ def test_rows_are_not_kept() -> None:
     pieces = (piece[: layout.nbytes - at] for at in range(0, layout.nbytes, len(piece)))
     tracemalloc.start()
     try:
-        scan = scanned(pieces, layout, threading.Event())
+        scan = scanned(pieces, schema, layout, threading.Event())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
