@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ..schema import Attribute
@@ -29,7 +30,8 @@ class Bounds:
         """Look at some more."""
         if not len(values):
             return
-        least, most = _known(values.min()), _known(values.max())
+        with np.errstate(invalid="ignore"):  # of bfloat16, NaN would be warned of
+            least, most = _known(values.min()), _known(values.max())
         if self._found is not None and least is not None and most is not None:
             before = self._found
             least = None if before[0] is None else min(before[0], least)
