@@ -158,6 +158,7 @@ class _Values:
         out = np.empty(nbytes, np.uint8)
         try:
             codec.decode([memoryview(coded)], out.data, self._dtype.itemsize)
+            codec.check_end(memoryview(coded), nbytes)
         except FormatError as error:
             return str(error)
         place = block * nbytes
