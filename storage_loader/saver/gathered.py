@@ -26,13 +26,13 @@ from .batch import Rows
 from .buffer import write_directory
 from .cast import Array
 from .extremes import Extremes
-from .memory import Memory, pages
+from .memory import Memory
 from .sizes import Sizes, coded_regions
 
 _LARGEST_CHUNK = 2**20
 _SMALLEST_CHUNK = 2**12
 _CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
-_AHEAD = 32  # blocks of a region that wait to be coded, or to be filled again
+_AHEAD = 32  # blocks of a region that wait to be coded
 _FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
 _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
 
@@ -53,9 +53,10 @@ class GatheredBuffers:
         self.sizes = Sizes(schema, max_nbytes, self.codecs)
         share = max_nbytes // (_CHUNKS * len(schema.regions))
         chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, share))
-        chunk -= chunk % _SMALLEST_CHUNK  # whole pages, and whole items of 2, 4, 8 and 16 bytes
+        # Whole pages, and whole items of 2, 4, 8 and 16 bytes.
+        self.chunk_nbytes = chunk - chunk % _SMALLEST_CHUNK
         kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
-        self.memory = Memory(max_nbytes, chunk, kept * max_nbytes)
+        self.memory = Memory(kept * max_nbytes)
         self.assembling = threading.Lock()
         self.coders = Threads(os.cpu_count() or 1, "storage_loader-code")
 
@@ -81,7 +82,7 @@ class GatheredBuffer:
     def _new(self, region: Region) -> _Gathered:
         codec = self._shared.codecs.get(region.name)
         if codec is None:
-            return _Chunks(self._shared.memory)
+            return _Chunks(self._shared.memory, self._shared.chunk_nbytes)
         return _Blocks(region, codec, self._shared.coders, self._shared.memory)
 
     def _empty(self) -> None:
@@ -135,7 +136,7 @@ class GatheredBuffer:
             made = template(schema, self.rows, values)
         layout = made.layout
         with self._shared.assembling:
-            data = self._shared.memory.take(whole=True)
+            data = self._shared.memory.take(self._shared.sizes.max_nbytes)
             self._data.append(data)
             for name, column in layout.columns.items():
                 self._regions[name].move_to(data, column)
@@ -147,7 +148,7 @@ class GatheredBuffer:
 
     def clear(self) -> None:
         """See `Buffer`."""
-        self._shared.memory.give(self._data, whole=True)
+        self._shared.memory.give(self._data)
         self._data = []
         for region in self._regions.values():
             region.clear()
@@ -180,8 +181,8 @@ class _Chunks(_Gathered):
 
     saved = 0
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, chunk_nbytes: int) -> None:
+        self._memory, self._chunk_nbytes = memory, chunk_nbytes
         self._chunks: list[Array] = []
         self._room = 0  # bytes of the last chunk that are free
 
@@ -189,8 +190,8 @@ class _Chunks(_Gathered):
         octets = _octets(items)
         while len(octets):
             if self._room == 0:
-                self._chunks.append(self._memory.take(whole=False))
-                self._room = len(self._chunks[-1])
+                self._chunks.append(self._memory.take(self._chunk_nbytes))
+                self._room = self._chunk_nbytes
             chunk = self._chunks[-1]
             place = len(chunk) - self._room
             part = octets[: len(chunk) - place]
@@ -213,7 +214,7 @@ class _Chunks(_Gathered):
         self.clear()
 
     def clear(self) -> None:
-        self._memory.give(self._chunks, whole=False)
+        self._memory.give(self._chunks)
         self._chunks = []
         self._room = 0
 
@@ -224,28 +225,25 @@ class _Blocks(_Gathered):
     def __init__(self, region: Region, codec: Codec, coders: Threads, memory: Memory) -> None:
         self._region, self._codec, self._coders = region, codec, coders
         self._memory = memory
-        self._held = 0  # bytes of all blocks, coded or not yet
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
         self._block: Array | None = None  # which is being filled ...
         self._filled = 0  # ... so far
         self._being_coded: deque[tuple[Future[bytes | memoryview], Array]] = deque()
-        self._coded: list[bytes | memoryview] = []
-        self._free: list[Array] = []  # blocks to fill again: to touch new pages takes time
+        self._coded: list[tuple[bytes | memoryview, list[Array]]] = []  # and the memory they use
+        self._held = 0  # bytes of those that are their own memory
         self.saved = 0
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
             if self._block is None:
-                self._block = self._free.pop() if self._free else pages(self._nbytes)
-                self._hold(self._nbytes)
+                self._block = self._memory.take(self._nbytes)
             part = octets[: self._nbytes - self._filled]
             self._block[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             octets = octets[len(part) :]
             if self._filled == self._nbytes:
-                self._code(self._block)
-                self._block, self._filled = None, 0
+                self._code(self._block, self._nbytes)
             while len(self._being_coded) > _AHEAD:
                 self._take()
 
@@ -253,20 +251,22 @@ class _Blocks(_Gathered):
         self._held += nbytes
         self._memory.count(nbytes)
 
-    def _code(self, block: Array) -> None:
+    def _code(self, block: Array, nbytes: int) -> None:
         itemsize = self._region.dtype.itemsize
-        coding = self._coders.submit(self._codec.encode, block.data, itemsize)
+        coding = self._coders.submit(self._codec.encode, block[:nbytes].data, itemsize)
         self._being_coded.append((coding, block))
+        self._block, self._filled = None, 0
 
     def _take(self) -> None:
         coding, block = self._being_coded.popleft()
         coded = coding.result()
-        self._coded.append(coded)
         self.saved += self._nbytes - len(coded)
-        self._hold(len(coded) - self._nbytes)
-        # Where coding made it no smaller, it is kept itself.
-        if isinstance(coded, bytes) and len(self._free) < _AHEAD and len(block) == self._nbytes:
-            self._free.append(block)
+        if isinstance(coded, bytes):
+            self._memory.give([block])
+            self._hold(len(coded))
+            self._coded.append((coded, []))
+        else:  # coding made it no smaller
+            self._coded.append((coded, [block]))
 
     def wait(self) -> bool:
         if not self._being_coded:
@@ -275,29 +275,33 @@ class _Blocks(_Gathered):
         return True
 
     def coded(self) -> CodedRegion | None:
-        if self._filled and self._block is not None:
+        if self._block is not None:
+            nbytes = self._filled
             if self._being_coded or self._coded:  # HDF5's chunks are all as long
-                self._block[self._filled :] = 0
-                self._code(self._block)
-            else:
-                self._code(self._block[: self._filled])
-            self._block, self._filled = None, 0
+                self._block[nbytes:] = 0
+                nbytes = self._nbytes
+            self._code(self._block, nbytes)
         while self.wait():
             pass
-        sizes = tuple(map(len, self._coded))
+        sizes = tuple(len(coded) for coded, _ in self._coded)
         return CodedRegion(self._codec, sizes) if sizes else None
 
     def move_to(self, out: Array, column: Column) -> None:
         places = () if column.coded is None else column.coded.tolist()
-        coded, self._coded = self._coded[::-1], []
+        blocks, self._coded = self._coded[::-1], []
         for start, end in places:  # each is freed at once, so that the object is not there twice
-            out[start:end] = np.frombuffer(coded.pop(), np.uint8)
-        assert not coded
+            coded, used = blocks.pop()
+            out[start:end] = np.frombuffer(coded, np.uint8)
+            self._memory.give(used)
+        assert not blocks
         self.clear()
 
     def clear(self) -> None:
-        for future, _ in self._being_coded:
-            future.cancel()
+        used = [block for coded in self._coded for block in coded[1]]
+        used += [] if self._block is None else [self._block]
+        for coding, block in self._being_coded:  # one that is being coded is not filled again
+            used += [block] if coding.cancel() else []
+        self._memory.give(used)
         self._block, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
         self._coded = []

@@ -105,6 +105,7 @@ def test_a_row_that_does_not_become_smaller_still_fits(memory: dict[str, str]) -
 
 SAVED_NBYTES = int(os.environ.get("STORAGE_LOADER_TEST_SAVED_NBYTES", "512000000"))
 THREADS = 4
+CODER_NBYTES = 5 * 10**6  # of each thread that codes, mostly what malloc keeps for the next block
 
 SAVE = f"""
 import sys, time
@@ -163,7 +164,7 @@ print(memory("VmHWM") - before, sum(sizes.values()))
 
 
 @pytest.mark.parametrize("content", ["noise", "half", "zeros"])
-@pytest.mark.parametrize("object_nbytes", [16 * 2**20, 64 * 2**20])  # coders take 5 MB of it
+@pytest.mark.parametrize("object_nbytes", [2 * 2**20, 4 * 2**20, 16 * 2**20, 64 * 2**20])
 def test_the_peak_is_within_the_bound(object_nbytes: int, content: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAVE, str(object_nbytes), str(SAVED_NBYTES), content],
@@ -176,6 +177,8 @@ def test_the_peak_is_within_the_bound(object_nbytes: int, content: str) -> None:
     assert done.returncode == 0, done.stderr
     growth, stored = map(int, done.stdout.split())
     bound = (THREADS + 2) * object_nbytes
+    if object_nbytes < 16 * 2**20:  # larger ones have room for what coding itself takes
+        bound += CODER_NBYTES * len(os.sched_getaffinity(0))
     assert bound < SAVED_NBYTES  # else it would say nothing
     print(f"{stored:,} bytes of {SAVED_NBYTES:,}: peak {growth:,} bytes, the bound is {bound:,}")
     assert growth <= bound
