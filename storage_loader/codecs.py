@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
@@ -46,6 +47,10 @@ class Library(Protocol):
     def decode(self, data: memoryview, out: memoryview) -> int:
         """Decode into `out`, never beyond; how many bytes came. Raises any error."""
 
+    def end(self, data: memoryview, nbytes: int) -> int:
+        """Where in `data`, which decodes to `nbytes` bytes, ends what `decode` takes."""
+        return data.nbytes  # `decode` raises where anything follows
+
 
 class _Zlib(Library):
     least, most, usual = 1, 9, 4
@@ -58,6 +63,13 @@ class _Zlib(Library):
 
     def decode(self, data: memoryview, out: memoryview) -> int:
         return int(cramjam.zlib.decompress_into(data, out))
+
+    def end(self, data: memoryview, nbytes: int) -> int:
+        stream = zlib.decompressobj()
+        stream.decompress(data, nbytes + 1)
+        if not stream.eof:
+            raise zlib.error("it ends too early")
+        return data.nbytes - len(stream.unused_data)
 
 
 class _Zstd(Library):
@@ -75,18 +87,32 @@ class _Zstd(Library):
             raise ValueError("its head says another size, or none")
         return int(cramjam.zstd.decompress_into(data, out))
 
-    @staticmethod
-    def _content_nbytes(frame: memoryview) -> int | None:
+    def end(self, data: memoryview, nbytes: int) -> int:
+        # Frames that hold nothing may follow: empty ones, and others that decoders skip.
+        place, size = self._size_field(data)
+        place, is_last = place + size, 0
+        while not is_last and place < data.nbytes:
+            head = int.from_bytes(data[place : place + 3], "little")
+            is_last, is_run = head & 1, head >> 1 & 3 == 1
+            place += 3 + (1 if is_run else head >> 3)
+        return place + (4 if data[4] & 4 else 0)  # a checksum
+
+    @classmethod
+    def _content_nbytes(cls, frame: memoryview) -> int | None:
         """What the head of a frame says (RFC 8878, 3.1.1.1)."""
         if bytes(frame[:4]) != b"\x28\xb5\x2f\xfd" or frame.nbytes == 4:
             return None
-        flags = frame[4]
-        is_single = flags >> 5 & 1
-        size = (is_single, 2, 4, 8)[flags >> 6]  # bytes that say it
-        place = 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
+        place, size = cls._size_field(frame)
         if not size or frame.nbytes < place + size:
             return None
         return int.from_bytes(frame[place : place + size], "little") + (256 if size == 2 else 0)
+
+    @staticmethod
+    def _size_field(frame: memoryview) -> tuple[int, int]:
+        """Where it says that, and in how many bytes."""
+        flags = frame[4]
+        is_single = flags >> 5 & 1
+        return 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3], (is_single, 2, 4, 8)[flags >> 6]
 
 
 class _LZ4(Library):
@@ -288,6 +314,20 @@ class Codec:
                 values[:, :, place] = planes[:, place]
         for i in plain:
             out[i * nbytes : (i + 1) * nbytes] = stored[i]
+
+    def check_end(self, block: memoryview, nbytes: int) -> None:
+        """Raise `FormatError` where something follows a coded block of so many bytes, decoded.
+
+        A block that `decode` takes. It ignores the rest: of zlib only another decoder says.
+        """
+        if block.nbytes == nbytes:  # not coded
+            return
+        try:
+            excess = block.nbytes - _LIBRARIES[self.complib].end(block, nbytes)
+        except zlib.error as error:
+            raise FormatError(f"no block that {self.complib} has coded: {error}") from error
+        if excess:
+            raise FormatError(f"{excess} bytes follow what {self.complib} has coded")
 
     def _shuffles(self, itemsize: int) -> bool:
         return self.shuffle and itemsize > 1 and not _LIBRARIES[self.complib].shuffles

@@ -302,34 +302,9 @@ class Outline:
         may be said: nothing here takes memory but for what the directory holds.
         """
         words = np.frombuffer(directory, "<u8")
-        regions = schema.regions
-        num_places = num_place_words(len(regions))
-        if len(words) < num_places:
-            raise FormatError(f"object directory: {len(words)} entries are too few")
-        if (words[1:num_places] > MAX_OBJECT_NBYTES).any():
-            most = words[1:num_places].max()
-            raise FormatError(f"object directory: {most} is larger than any object")
-        requires, *figures = words[:num_places].tolist()
-        if requires:
-            raise FormatError(
-                f"object directory: it needs what this version of storage_loader does not know "
-                f"({requires:#x}): upgrade it"
-            )
-        counts = {r.name: count for r, count in zip(regions, figures[1::3], strict=True)}
-        for region in regions:
-            if region.role != "values" and counts[region.name] != self.rows:
-                raise FormatError(
-                    f"object directory: {region.name!r} has {counts[region.name]} items in an "
-                    f"object of {self.rows} rows"
-                )
-            if counts[region.name] * region.item_nbytes > MAX_OBJECT_NBYTES:
-                raise FormatError(
-                    f"object directory: {region.name!r} has {counts[region.name]} items; decoded "
-                    f"they are more than {MAX_OBJECT_NBYTES} bytes"
-                )
-        offsets = {r.name: offset for r, offset in zip(regions, figures[::3], strict=True)}
-        coded = self._coded(schema, counts, words[num_places:])
-        for region, nbytes in zip(regions, figures[2::3], strict=True):
+        offsets, counts, nbytes = self._places(schema, words)
+        coded = self._coded(schema, counts, words[num_place_words(len(schema.regions)) :])
+        for region in schema.regions:
             name, stored = region.name, counts[region.name] * region.item_nbytes
             if stored and name in coded:
                 starts, ends = coded[name].T
@@ -339,9 +314,9 @@ class Outline:
                         f"object directory: {name!r} begins at byte {offsets[name]}, its first "
                         f"block at {starts[0]}"
                     )
-            if stored != nbytes:
+            if stored != nbytes[name]:
                 raise FormatError(
-                    f"object directory: {name!r} has {counts[name]} items in {nbytes} bytes"
+                    f"object directory: {name!r} has {counts[name]} items in {nbytes[name]} bytes"
                 )
         made = ObjectLayout.of(
             schema,
@@ -361,6 +336,38 @@ class Outline:
         if made.is_coded and (made.words(made.checksums(words)) != words).any():
             raise FormatError("object directory: what it says of blocks is not what it says of all")
         return made
+
+    def _places(
+        self, schema: Schema, words: npt.NDArray[np.uint64]
+    ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Where each region begins, its items and its bytes, as the directory has them."""
+        num_places = num_place_words(len(schema.regions))
+        if len(words) < num_places:
+            raise FormatError(f"object directory: {len(words)} entries are too few")
+        if (words[1:num_places] > MAX_OBJECT_NBYTES).any():
+            most = words[1:num_places].max()
+            raise FormatError(f"object directory: {most} is larger than any object")
+        requires, *figures = words[:num_places].tolist()
+        if requires:
+            raise FormatError(
+                f"object directory: it needs what this version of storage_loader does not know "
+                f"({requires:#x}): upgrade it"
+            )
+        names = [region.name for region in schema.regions]
+        offsets, counts, nbytes = (dict(zip(names, figures[i::3], strict=True)) for i in range(3))
+        for region in schema.regions:
+            count = counts[region.name]
+            if region.role != "values" and count != self.rows:
+                raise FormatError(
+                    f"object directory: {region.name!r} has {count} items in an object of "
+                    f"{self.rows} rows"
+                )
+            if count * region.item_nbytes > MAX_OBJECT_NBYTES:
+                raise FormatError(
+                    f"object directory: {region.name!r} has {count} items; decoded they are more "
+                    f"than {MAX_OBJECT_NBYTES} bytes"
+                )
+        return offsets, counts, nbytes
 
     def _coded(
         self, schema: Schema, counts: Mapping[str, int], words: npt.NDArray[np.uint64]

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -40,6 +40,7 @@ END = np.dtype(np.int64)  # of a row of no fixed size: how many items there are 
 ATTRIBUTE_KEYS = ("name", "dtype", "shape", "unit", "description")  # in JSON
 CONFIG_KEYS = ("compressor",)  # in a config's; a dataset has none
 _LONGEST = {"unit": 64, "description": 4096}  # characters
+_NO_NOTE = re.compile("[\0\ud800-\udfff]")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,126}[A-Za-z0-9_.\-]|[A-Za-z0-9_]")
 _MAX_ROW_NBYTES = 2**40  # keeps every product of the layout far below 2**63
@@ -232,12 +233,11 @@ def _note(what: str, text: object, name: str) -> str | None:
     """A unit or a description."""
     if text is None:
         return None
-    is_whole = isinstance(text, str) and not any("\ud800" <= c <= "\udfff" for c in text)
-    if isinstance(text, str) and is_whole and 0 < len(text) <= _LONGEST[what]:
+    if isinstance(text, str) and 0 < len(text) <= _LONGEST[what] and not _NO_NOTE.search(text):
         return text
     raise SchemaError(
         f"attribute {name!r}: {what} {shown(text)}: text of 1 to {_LONGEST[what]:,} characters, "
-        "without halves of surrogate pairs"
+        "without NUL, where text ends in HDF5, and halves of surrogate pairs"
     )
 
 
@@ -354,6 +354,27 @@ class Schema:
     def is_variable(self) -> bool:
         """Whether rows have no fixed size."""
         return any(attribute.is_variable for attribute in self.attributes)
+
+    @property
+    def notes(self) -> dict[str, dict[str, str]]:
+        """Units and descriptions of the attributes that have any: equal schemas may differ here."""
+        return {a.name: a.notes for a in self.attributes if a.notes}
+
+    def noted(self, notes: object) -> Schema:
+        """The same attributes with these units and descriptions: a mapping by attribute's name.
+
+        Raises `SchemaError` for anything else.
+        """
+        if not isinstance(notes, Mapping) or not notes.keys() <= set(self.names):
+            raise SchemaError(f"notes: an object by attribute, not {shown(notes)}")
+        noted = []
+        for attribute in self.attributes:
+            own = notes.get(attribute.name, {})
+            if not isinstance(own, Mapping):
+                raise SchemaError(f"attribute {attribute.name!r}: notes {shown(own)}: an object")
+            unit, description = own.get("unit"), own.get("description")
+            noted.append(replace(attribute, unit=unit, description=description))
+        return Schema(tuple(noted))
 
     @cached_property
     def hash(self) -> str:

@@ -403,7 +403,7 @@ def test_unit_and_description_round_trip() -> None:
 
 
 @pytest.mark.parametrize("key", ["unit", "description"])
-@pytest.mark.parametrize("value", [5, "", b"m", ["m"], True, "\ud800", "x" * 4097])
+@pytest.mark.parametrize("value", [5, "", b"m", ["m"], True, "\ud800", "a\0", "x" * 4097])
 def test_a_wrong_unit_or_description_is_refused(key: str, value: Any) -> None:
     text = rf"attribute 'x': {key} .*: text of 1 to (64|4,096) characters"
     with pytest.raises(SchemaError, match=text):

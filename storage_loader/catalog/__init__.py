@@ -1,5 +1,6 @@
 """Which rows a dataset has: dataset.json, commits, versions, and what a storage holds."""
 
+from .bounds import Bounds, Extreme, has_bounds
 from .catalog import Catalog
 from .commits import ROW_ORDERS, Commit, CommitId, RowOrder, live_commits
 from .gc import Collected, Garbage, collect_garbage
@@ -13,13 +14,14 @@ from .listing import (
     find_storages,
     list_datasets,
 )
-from .objects import Extreme, StoredObject, StoredObjects
+from .objects import StoredObject, StoredObjects
 from .publication import Publication
 from .snapshot import Snapshot, Version, rows_text
 from .verify import Problem, Verified, verify_dataset
 
 __all__ = [
     "ROW_ORDERS",
+    "Bounds",
     "Catalog",
     "Collected",
     "Commit",
@@ -44,6 +46,7 @@ __all__ = [
     "drop_commit",
     "find_datasets",
     "find_storages",
+    "has_bounds",
     "list_datasets",
     "live_commits",
     "rows_text",

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
@@ -179,11 +179,11 @@ class Catalog:
             return False
         return self.store.find(f"{prefix}/dataset.json", limit=DATASET_LIMIT) is None
 
-    def create(self, schema: Schema, order: RowOrder = "commit") -> RowOrder:
+    def create(self, schema: Schema, order: RowOrder = "commit") -> tuple[Schema, RowOrder]:
         """Write dataset.json unless it is there; `SchemaError` where that holds another schema.
 
-        Returns the order of the rows, which is another's where that made the dataset before, or
-        at the same moment on a server that lets both.
+        Returns what it says then: notes and order are another's where that made the dataset
+        before, or at the same moment on a server that lets both.
         """
         stored = self.read_dataset()
         if stored is None:
@@ -203,7 +203,7 @@ class Catalog:
             # what all read from then on.
             stored = self.require_dataset()
         self._check(schema, stored[0])
-        return stored[1]
+        return stored
 
     def check_place(self) -> None:
         """Raise `ConfigError` where this dataset would lie in another's folder, or have one in its.
@@ -305,12 +305,16 @@ class Catalog:
             return None
         return CommitId.parse(name.removesuffix(".json"))
 
-    def read_commits(self, schema: Schema, ids: Sequence[CommitId]) -> dict[CommitId, Commit]:
-        """Those of the commits that are there."""
+    def read_commits(
+        self, schema: Schema, ids: Sequence[CommitId], *, extremes: bool = False
+    ) -> dict[CommitId, Commit]:
+        """Those of the commits that are there; with what they say of extremes if asked for."""
         keys = [self.commit_key(i) for i in ids]
         found = self.store.find_all(keys, limit=COMMIT_LIMIT)
         return {
-            i: Commit.from_bytes(bytes(data), schema, place=f"{self.store.url}/{key}")
+            i: Commit.from_bytes(
+                bytes(data), schema, place=f"{self.store.url}/{key}", extremes=extremes
+            )
             for i, key, data in zip(ids, keys, found, strict=True)
             if data is not None
         }
@@ -367,8 +371,11 @@ class Catalog:
         number: int,
         refresh: bool = False,
         drops: Sequence[CommitId] = (),
+        notes: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Publication:
         """A commit of these objects that can be published now.
+
+        `notes`: those that the objects show, where they are not those of dataset.json.
 
         With `refresh` it replaces exactly the commits that are listed now, else those that
         `drops` names, and then itself, too: it is in no version.
@@ -390,6 +397,7 @@ class Catalog:
                 "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "library": f"storage_loader {_library_version()}",
             },
+            notes,
         )
         body = commit.to_bytes()
         if len(body) > COMMIT_LIMIT:

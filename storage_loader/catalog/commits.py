@@ -6,18 +6,20 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 from ..codecs import Codec
 from ..config import canonical_json
-from ..errors import FormatError
+from ..errors import FormatError, StorageLoaderError
 from ..keywords import shown
 from ..layout import ObjectLayout, Outline
 from ..schema import Schema
 from ..store import xxh3
-from .objects import Extreme, StoredObject, StoredObjects
+from .bounds import Extreme
+from .objects import StoredObject, StoredObjects
 from .parse import parse_list, parse_objects
 
 COMMIT_LIMIT = 2**28  # bytes of a commit; a million objects take 111 MB
@@ -69,7 +71,12 @@ class Commit:
     objects: Sequence[StoredObject] = ()
     replaces: tuple[CommitId, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)  # for people; readers ignore it
+    # Units and descriptions that its objects show in HDF5, by attribute; None: those of
+    # dataset.json, which another saver may have made after these objects.
+    notes: Mapping[str, Mapping[str, str]] | None = None
     digest: int = field(default=0, compare=False)  # xxh3 of its bytes, where it was read
+    # JSON of `least` and `most`, whatever stands there, where it was read for these.
+    extremes: bytes = field(default=b"[null,null]", compare=False)
 
     @property
     def num_rows(self) -> int:
@@ -100,11 +107,14 @@ class Commit:
                     **_extremes(self.objects),
                 },
                 "info": dict(self.info),
+                **({} if self.notes is None else {"notes": self.notes}),
             }
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes, schema: Schema, *, place: str) -> Commit:
+    def from_bytes(
+        cls, data: bytes, schema: Schema, *, place: str, extremes: bool = False
+    ) -> Commit:
         """Raises `FormatError`, naming `place`, for bytes that are no commit of `schema`."""
         value = read_json(data, ("schema", "replaces", "layouts", "objects"), place=place)
         if value["schema"] != schema.hash:
@@ -124,8 +134,26 @@ class Commit:
             parse_objects(value["objects"], value["layouts"], schema, place),
             tuple(i for i in replaces if i is not None),
             value.get("info") if isinstance(value.get("info"), dict) else {},  # type: ignore[arg-type]
+            _notes(value.get("notes"), schema, place),
             xxh3(data),
+            _stated_extremes(value["objects"]) if extremes else cls.extremes,
         )
+
+
+def _stated_extremes(columns: Mapping[str, Any]) -> bytes:
+    """As text, which takes a third of the memory."""
+    with suppress(RecursionError):  # it is nothing that belongs there
+        return json.dumps([columns.get("least"), columns.get("most")]).encode()
+    return Commit.extremes
+
+
+def _notes(value: object, schema: Schema, place: str) -> dict[str, dict[str, str]] | None:
+    if value is None:
+        return None
+    try:
+        return schema.noted(value).notes
+    except StorageLoaderError as error:
+        raise FormatError(f"{place}: {error}") from error
 
 
 def read_json(data: bytes, required: Sequence[str], *, place: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..codecs import Codec
 from ..layout import Column, ObjectLayout, Outline
 from ..schema import Schema
+from .bounds import Extreme
 
 _RECORD = np.dtype(
     [
@@ -36,10 +37,6 @@ _KEPT_NBYTES = 64 * 2**20  # of layouts made from forms: 1,600 of three columns 
 _COLUMN_NBYTES, _BLOCK_NBYTES = 400, 32  # what a layout takes for each of them
 
 
-Extreme = int | float | bool | None
-"""A smallest or largest value; None: not known."""
-
-
 @dataclass(frozen=True)
 class StoredObject:
     """One object of a commit."""
@@ -49,7 +46,7 @@ class StoredObject:
     directory_checksum: int  # xxh3 of its directory, which ranges of it are verified by
     layout: ObjectLayout | Outline  # an outline where its directory is to be read first
     decoded: int  # bytes of its rows
-    # By attribute of single numbers; only a saver knows them, nothing reads them yet.
+    # By attribute of single numbers, (smallest, largest); only a saver knows them.
     extremes: Mapping[str, tuple[Extreme, Extreme]] = field(default_factory=dict, compare=False)
 
     @property

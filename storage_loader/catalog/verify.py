@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from ..config import DataConfig, canonical_json
 from ..errors import ConfigError, FormatError, ObjectNotFoundError
@@ -21,12 +22,14 @@ from ..hdf5 import header_problems
 from ..keywords import checked_keywords, shown
 from ..layout import WORD_NBYTES, Column, ObjectLayout
 from ..schema import END, Schema
-from ..store import Buffer, ObjectInfo, Store, xxh3
+from ..store import ObjectInfo, Store, xxh3
 from ..threads import LEFT, Threads
+from .bounds import Extreme, has_bounds
 from .catalog import Catalog
 from .commits import Commit, CommitId, RowOrder, read_json
 from .named import check_named, commits_of, named_ids
 from .objects import StoredObject, StoredObjects
+from .scan import Scan, scanned
 from .snapshot import Version, rows_text
 from .stored import DATASET_KEYS, DATASET_LIMIT, row_order
 
@@ -82,12 +85,13 @@ def verify_dataset(
 
     Checked are dataset.json, every commit there is, that no object is named twice, and of each
     object its size, the checksums of the whole, of its directory and of each block, that the ends
-    of rows that have no fixed size ascend to the number of values, and that its HDF5 header is the
-    one that this library writes: compared, no HDF5 library sees it, and what another wrote is a
-    problem. What seems damaged is fetched once more.
+    of rows that have no fixed size ascend to the number of values, that its commit says how many
+    bytes the rows have, and which are the smallest and the largest numbers, and that its HDF5
+    header is the one that this library writes: compared, no HDF5 library sees it, and what another
+    wrote is a problem. What seems damaged is fetched once more.
     Nothing is changed. `found` gets each problem at once, `progress` the bytes looked at, of how
     many; both are called in this thread. Memory: some MiB for each of `num_threads`, and 0.3 KB
-    an object.
+    an object, more where it has many attributes of single numbers.
 
     Where a commit cannot be read, which is a problem, the others are looked at without it. Raises
     `DatasetNotFoundError`, `VersionNotFoundError`, or `StoreError` where the store fails.
@@ -100,6 +104,9 @@ def verify_dataset(
     def note(problem: Problem) -> None:
         problems.append(problem)
         found(problem)
+
+    def note_of_commit(commit_id: CommitId, what: str) -> None:
+        note(Problem(config.dataset_name, what, str(commit_id)))
 
     described = _read_dataset(catalog, note)
     if described is None:
@@ -115,8 +122,13 @@ def verify_dataset(
     # After the commits were read: what they name was there.
     listed = {info.key: info for info in catalog.store.list(f"{catalog.prefix}/objects")}
     total = sum(sum(part.nbytes.tolist()) for part in parts)
-    examiner = _Examiner(catalog.store, catalog.prefix, schema, listed)
-    objects = ((i, stored) for i, part in zip(live, parts, strict=True) for stored in part)
+    schemas = {i: schema if (own := commits[i].notes) is None else schema.noted(own) for i in live}
+    examiner = _Examiner(catalog.store, catalog.prefix, schemas, listed)
+    objects = (
+        (i, stored)
+        for i, part in zip(live, parts, strict=True)
+        for stored in _with_extremes(part, commits[i], schema, partial(note_of_commit, i))
+    )
     owners: dict[str, CommitId] = {}
     done = first = 0
     progress(done, total)
@@ -166,7 +178,7 @@ def _read_commits(
         note(Problem(catalog.config.dataset_name, str(error)))
         return {}
     try:
-        return catalog.read_commits(schema, ids)
+        return catalog.read_commits(schema, ids, extremes=True)
     except FormatError:
         readable: dict[CommitId, Commit] = {}
         for commit_id in ids:
@@ -178,10 +190,32 @@ def _read_commit(
     catalog: Catalog, schema: Schema, commit_id: CommitId, note: Callable[[Problem], None]
 ) -> dict[CommitId, Commit]:
     try:
-        return catalog.read_commits(schema, [commit_id])
+        return catalog.read_commits(schema, [commit_id], extremes=True)
     except FormatError as error:
         note(Problem(catalog.config.dataset_name, str(error), str(commit_id)))
         return {}
+
+
+def _with_extremes(
+    objects: StoredObjects, commit: Commit, schema: Schema, note: Callable[[str], None]
+) -> Iterator[StoredObject]:
+    """The objects with what their commit says of values; a note, and without, where it says none.
+
+    What that is nobody has looked at.
+    """
+    names = [a.name for a in schema if has_bounds(a)]
+    stated = json.loads(commit.extremes)
+    for what, columns in zip(("least", "most"), stated, strict=True):
+        for name in names:
+            column = columns.get(name) if isinstance(columns, dict) else None
+            if len(objects) and (not isinstance(column, list) or len(column) != len(objects)):
+                note(f"'{what}' has no list of {name!r} that is as long as those of objects")
+                yield from objects
+                return
+    least, most = stated
+    for place, stored in enumerate(objects):
+        found = {name: (least[name][place], most[name][place]) for name in names}
+        yield replace(stored, extremes=found)
 
 
 def _in_threads(
@@ -223,19 +257,22 @@ class _Examiner:
     """Looks at objects, from several threads."""
 
     def __init__(
-        self, store: Store, prefix: str, schema: Schema, listed: dict[str, ObjectInfo]
+        self,
+        store: Store,
+        prefix: str,
+        schemas: Mapping[CommitId, Schema],
+        listed: dict[str, ObjectInfo],
     ) -> None:
         self._store = store
         self._prefix = prefix
-        self._schema = schema
+        self._schemas = schemas  # with the notes that the commit's objects show
         self._listed = listed  # by key in the store
-        self._itemsizes = {r.name: r.dtype.itemsize for r in schema.regions}
         self._right_headers: set[tuple[tuple[int, ...], bytes]] = set()
 
     def examine(self, item: tuple[CommitId, StoredObject], stop: threading.Event) -> list[_Damage]:
         """What is wrong with an object; it ends early once `stop` is set."""
-        _, stored = item
-        key = f"{self._prefix}/{stored.key}"
+        commit_id, stored = item
+        key, schema = f"{self._prefix}/{stored.key}", self._schemas[commit_id]
         info = self._listed.get(key)
         if info is None:
             return [_Damage("is missing", 0, stored.rows)]
@@ -243,20 +280,22 @@ class _Examiner:
             return [_Damage(f"is {info.odd}, which is never read", 0, stored.rows)]
         if info.nbytes != stored.nbytes:
             return misplaced(stored, info.nbytes)
-        damages = self._damages(key, stored, stop)
+        damages = self._damages(key, stored, schema, stop)
         if damages and not stop.is_set():
             self._store.note_retry(key)
-            damages = self._damages(key, stored, stop)
+            damages = self._damages(key, stored, schema, stop)
         return damages
 
-    def _damages(self, key: str, stored: StoredObject, stop: threading.Event) -> list[_Damage]:
+    def _damages(
+        self, key: str, stored: StoredObject, schema: Schema, stop: threading.Event
+    ) -> list[_Damage]:
         try:
-            layout = self._layout(key, stored)
+            layout = self._layout(key, stored, schema)
             beside = stored.nbytes - sum(c.stored_nbytes for c in layout.columns.values())
             if beside - layout.num_words * WORD_NBYTES > _MAX_HEADER:
                 return [_Damage(f"has {beside} bytes that are no rows", 0, stored.rows)]
             pieces = self._store.stream(key, 0, stored.nbytes)
-            scan = scanned(pieces, layout, stop, self._itemsizes)
+            scan = scanned(pieces, schema, layout, stop)
             if stop.is_set():
                 return []
             if scan.nbytes != stored.nbytes:
@@ -268,16 +307,19 @@ class _Examiner:
             return [_Damage("is missing", 0, stored.rows)]
         except FormatError as error:
             return [_Damage(str(error), 0, stored.rows)]
-        return self._header_damages(stored, layout, scan.header)
+        return [
+            *misstated(stored, layout, scan),
+            *self._header_damages(stored, layout, schema, scan.header),
+        ]
 
-    def _layout(self, key: str, stored: StoredObject) -> ObjectLayout:
+    def _layout(self, key: str, stored: StoredObject, schema: Schema) -> ObjectLayout:
         """Of an object whose directory says where its parts lie, by that; else `FormatError`."""
         if isinstance(stored.layout, ObjectLayout):
             return stored.layout
         [directory] = self._store.get_ranges(key, [stored.layout.directory_range])
         if xxh3(directory) != stored.directory_checksum:
             raise FormatError(_DIRECTORY)
-        return stored.layout.layout(self._schema, memoryview(directory))
+        return stored.layout.layout(schema, memoryview(directory))
 
     def _with_rows(self, key: str, layout: ObjectLayout, damages: list[_Damage]) -> list[_Damage]:
         """The damages of values by the rows they belong to, which the ends say."""
@@ -309,12 +351,12 @@ class _Examiner:
         return np.frombuffer(b"".join(blocks), "<i8")
 
     def _header_damages(
-        self, stored: StoredObject, layout: ObjectLayout, header: bytes
+        self, stored: StoredObject, layout: ObjectLayout, schema: Schema, header: bytes
     ) -> list[_Damage]:
-        known = (_figures(layout), hashlib.sha256(header).digest())
+        known = (id(schema), *_figures(layout)), hashlib.sha256(header).digest()
         if known in self._right_headers:
             return []
-        wrong = header_problems(self._schema, layout, header)
+        wrong = header_problems(schema, layout, header)
         if not wrong and not layout.is_coded and len(self._right_headers) < _KEPT_HEADERS:
             self._right_headers.add(known)
         return [_Damage(what, 0, stored.rows, name or None) for name, what in wrong]
@@ -342,124 +384,7 @@ def misplaced(stored: StoredObject, nbytes: int) -> list[_Damage]:
     return cut or [_Damage(what, 0, stored.rows)]
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What one reading of an object gave."""
-
-    nbytes: int
-    checksum: int  # of all bytes
-    blocks: npt.NDArray[np.uint64]  # checksum of each block, by its place in the directory
-    directory: bytes
-    header: bytes  # what is of no row and not of the directory, in order
-    ends: dict[str, _Ends]  # by region
-    undecoded: dict[int, str]  # blocks, by place in the directory, that are not what was coded
-
-
-class _Ends:
-    """Whether ends of rows, which come in pieces, ascend from 0 to the number of values."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.ascend = True
-        self._rest = b""
-
-    def add(self, part: memoryview) -> None:
-        data = self._rest + part
-        whole = len(data) // END.itemsize * END.itemsize
-        self._rest = data[whole:]
-        ends = np.frombuffer(data[:whole], "<i8")
-        if len(ends):
-            self.ascend &= bool(ends[0] >= self.last and (ends[1:] >= ends[:-1]).all())
-            self.last = int(ends[-1])
-
-
 _DIRECTORY = "the directory differs from its own checksum in the commit"
-_INDEX, _HEADER = -1, -2
-_BEYOND = (2**63, _HEADER)  # of a store that sends more than was asked for
-
-
-def _sections(layout: ObjectLayout) -> Iterator[tuple[int, int]]:
-    """(end, what) of all parts in order; what: a block by its place, or as above."""
-    parts = [(*ends, block) for block, ends in enumerate(layout.block_ranges.tolist())]
-    if layout.num_words:
-        parts.append((*layout.directory_range, _INDEX))
-    place = 0
-    for start, end, what in sorted(parts):
-        if start > place:
-            yield start, _HEADER
-        yield end, what
-        place = end
-    if layout.nbytes > place:
-        yield layout.nbytes, _HEADER
-
-
-def scanned(
-    pieces: Iterable[Buffer],
-    layout: ObjectLayout,
-    stop: threading.Event,
-    itemsizes: Mapping[str, int] = {},
-) -> Scan:
-    """Hash an object's pieces as they come, the whole and each block; keep the rest of it.
-
-    Blocks that are coded are decoded. `itemsizes`: bytes of one value, by region.
-    """
-    whole, block = xxhash.xxh3_64(), xxhash.xxh3_64()
-    blocks = np.zeros(layout.num_checksums, np.uint64)
-    directory: list[bytes] = []
-    header: list[bytes] = []
-    coded: list[bytes] = []  # of a block that is
-    undecoded: dict[int, str] = {}
-    ends = {name: _Ends() for name in layout.columns if name.endswith("/ends")}
-    names = [name for name, c in layout.columns.items() for _ in range(c.num_blocks)]
-    sections = _sections(layout)
-    end, what = next(sections)
-    place = 0
-
-    def add(part: memoryview) -> None:
-        """Part of a block; `place` is where it ends."""
-        name = names[what]
-        column = layout.columns[name]
-        if column.codec is None:
-            if name in ends:
-                ends[name].add(part)
-            return
-        coded.append(bytes(part))
-        if place < end:
-            return
-        out = np.empty(column.block_nbytes, np.uint8)
-        try:
-            column.codec.decode([memoryview(b"".join(coded))], out.data, itemsizes[name])
-        except FormatError as error:
-            undecoded[what] = str(error)
-        coded.clear()
-        if name in ends:
-            first = (what - layout.first_checksum[name]) * column.block_items
-            count = min(column.block_items, column.items - first)
-            ends[name].add(out[: count * column.item_nbytes].data)
-
-    for piece in pieces:
-        if stop.is_set():
-            break
-        view = memoryview(piece).cast("B")
-        whole.update(view)
-        while view.nbytes:
-            part = view[: end - place]
-            place += part.nbytes
-            if what >= 0:
-                block.update(part)
-                add(part)
-            elif what == _INDEX:
-                directory.append(bytes(part))
-            else:
-                header.append(bytes(part))
-            view = view[part.nbytes :]
-            if place == end:
-                if what >= 0:
-                    blocks[what] = block.intdigest()
-                    block.reset()
-                end, what = next(sections, _BEYOND)
-    rest = b"".join(header)
-    return Scan(place, whole.intdigest(), blocks, b"".join(directory), rest, ends, undecoded)
 
 
 def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Damage]:
@@ -490,10 +415,38 @@ def damaged(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Dam
         for name, ends in scan.ends.items():
             attribute = name.removesuffix("/ends")
             items = layout.columns[f"{attribute}/values"].items
-            if not ends.ascend or ends.last != items:
+            if not ends.ascend_to(items):
                 what = f"the ends of its rows do not ascend to its {items} values"
                 damages.append(_Damage(what, 0, stored.rows, attribute, "ends"))
     if not damages and scan.checksum != stored.checksum:
         what = "the HDF5 header differs: all rows are right, the whole object's checksum is not"
         return [_Damage(what, 0, stored.rows)]
     return damages
+
+
+def misstated(stored: StoredObject, layout: ObjectLayout, scan: Scan) -> list[_Damage]:
+    """What its commit says of the rows of an object that are right, and is not so. Pure."""
+    damages = []
+    decoded = sum(column.nbytes for column in layout.columns.values())
+    if stored.decoded != decoded:
+        what = f"its commit says that its rows have {stored.decoded} bytes, they have {decoded}"
+        damages.append(_Damage(f"{what}; {_AGAIN}", 0, stored.rows))
+    for name, stated in stored.extremes.items():
+        found = scan.bounds[name].found
+        if not all(map(_is_same, stated, found)):
+            what = f"its commit says that the values are {_span(stated)}, they are {_span(found)}"
+            damages.append(_Damage(f"{what}; {_AGAIN}", 0, stored.rows, name))
+    return damages
+
+
+_AGAIN = "the rows themselves are right, save them again before a reader goes by it"
+
+
+def _is_same(stated: object, found: Extreme) -> bool:
+    return stated == found and isinstance(stated, bool) == isinstance(found, bool)
+
+
+def _span(bounds: tuple[object, object]) -> str:
+    if bounds == (None, None):
+        return "not all finite"
+    return " to ".join(map(shown, bounds))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..codecs import Codec
 from ..layout import ObjectLayout
 from ..schema import Schema
 from .template import LEAST_HEADER, CodedRegion, Template, coded_template, template
@@ -28,7 +27,7 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     values = tuple(layout.columns[r.name].items for r in schema.regions if r.role == "values")
     blocks = tuple(c.block_items for c in layout.columns.values())
     if layout.is_coded:
-        made = coded_template(schema, layout.rows, values, *_coded(layout), blocks)
+        made = coded_template(schema, layout.rows, values, _coded(layout), blocks)
     else:
         made = template(schema, layout.rows, values, blocks)
     if _figures(made.layout) != _figures(layout):
@@ -40,14 +39,13 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     return [(name, what.format(offset)) for name, offset in _differing(made, expected, header)]
 
 
-def _coded(layout: ObjectLayout) -> tuple[dict[str, CodedRegion], dict[str, Codec]]:
-    """What was told HDF5 of regions that are compressed; and their codecs, also without bytes."""
-    coded = {
+def _coded(layout: ObjectLayout) -> dict[str, CodedRegion]:
+    """What was told HDF5 of regions that are compressed."""
+    return {
         name: CodedRegion(column.codec, tuple((column.coded[:, 1] - column.coded[:, 0]).tolist()))
         for name, column in layout.columns.items()
         if column.codec is not None and column.coded is not None
     }
-    return coded, {name: region.codec for name, region in coded.items()}
 
 
 def _figures(layout: ObjectLayout) -> tuple[int, ...]:

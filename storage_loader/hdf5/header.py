@@ -12,6 +12,7 @@ applies, and the message of as many bytes is put in their place.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from ..codecs import Filters
 from ..errors import FormatError
@@ -19,23 +20,27 @@ from ..errors import FormatError
 LAYOUT_VERSION = 4
 DEFLATE = 1  # the filter that stands in for others
 
-_SIGNATURE = b"OHDR\2"
-_LAYOUT, _PIPELINE = 8, 11  # types of messages
+_SIGNATURE, _CONTINUATION = b"OHDR\2", b"OCHK"
+_LAYOUT, _PIPELINE, _CONTINUED = 8, 11, 16  # types of messages
 _PIPELINE_VERSION = 2
 _OPTIONAL = 1  # flag of a filter
 _NAMED = 256  # filters from this number on may have a name in the message
 _TIMES, _PHASES, _ORDERED = 0x20, 0x10, 0x04  # flags: what else a header holds
 _CHECKSUM_NBYTES = 4
-_LEAST_NBYTES = 64  # of a dataset's header
 
 
-def settled(header: bytes, version: int = LAYOUT_VERSION) -> bytes:
-    """A dataset's object header with this version of its layout message, and its checksum right.
+Parts = dict[int, bytes]
+"""What a file holds, by place."""
 
-    Raises `FormatError` where it is not the one chunk of version 2 that HDF5 makes here.
+
+def settle(written: Parts, address: int, version: int = LAYOUT_VERSION) -> None:
+    """Give the dataset whose header begins at `address` this version of its layout message.
+
+    Raises `FormatError` where the header has another form than HDF5 makes here.
     """
-    place, _ = _message(header, _LAYOUT)
-    return header if header[place] == version else _changed(header, place, bytes([version]))
+    part, place, _ = _message(written, address, _LAYOUT)
+    if written[part][place] != version:
+        written[part] = _changed(written[part], place, bytes([version]))
 
 
 def stand_ins(filters: Filters) -> list[int]:
@@ -46,41 +51,69 @@ def stand_ins(filters: Filters) -> list[int]:
     return [values - named, *[0] * (len(filters) + named - 1)]
 
 
-def filtered(header: bytes, filters: Filters) -> bytes:
-    """A dataset's object header with these filters instead of their stand-ins.
+def filter_by(written: Parts, address: int, filters: Filters) -> None:
+    """Give the dataset whose header begins at `address` these filters instead of stand-ins.
 
-    Raises `FormatError` where it is not of the form that HDF5 makes here.
+    Raises `FormatError` where the header has another form than HDF5 makes here.
     """
     message = struct.pack("<BB", _PIPELINE_VERSION, len(filters))
     for number, values in filters:
         name = b"" if number < _NAMED else struct.pack("<H", 0)
         message += struct.pack("<H", number) + name
         message += struct.pack(f"<HH{len(values)}I", _OPTIONAL, len(values), *values)
-    place, nbytes = _message(header, _PIPELINE)
+    part, place, nbytes = _message(written, address, _PIPELINE)
     if nbytes != len(message):
         raise FormatError("HDF5 made a dataset's filters of another form; its version is too new")
-    return _changed(header, place, message)
+    written[part] = _changed(written[part], place, message)
 
 
-def _changed(header: bytes, place: int, part: bytes) -> bytes:
+def header_parts(written: Parts, address: int) -> list[tuple[int, int]]:
+    """Place and bytes of each part of the object header that begins at `address`.
+
+    What does not fit into its first part stands in others. Raises `FormatError` where it has
+    another form than HDF5 makes here.
+    """
+    places = [address]
+    for part in places:
+        for kind, place, _ in _messages(written, address, part):
+            if kind == _CONTINUED:
+                places += struct.unpack_from("<Q", written[part], place)
+    return [(part, len(written[part])) for part in places]
+
+
+def _changed(part: bytes, place: int, message: bytes) -> bytes:
     """With other bytes at a place, and the checksum right."""
-    body = header[:place] + part + header[place + len(part) : -_CHECKSUM_NBYTES]
+    body = part[:place] + message + part[place + len(message) : -_CHECKSUM_NBYTES]
     return body + struct.pack("<I", lookup3(body))
 
 
-def _message(header: bytes, kind: int) -> tuple[int, int]:
-    """Place and bytes of its message of a kind, which begins with its version."""
-    if header.startswith(_SIGNATURE) and len(header) > _LEAST_NBYTES:
-        flags = header[5]
-        place = 6 + (16 if flags & _TIMES else 0) + (4 if flags & _PHASES else 0)
-        place += 1 << (flags & 3)  # the chunk's size
-        overhead = 6 if flags & _ORDERED else 4
-        while place + overhead < len(header) - _CHECKSUM_NBYTES:
-            found, nbytes = struct.unpack_from("<BH", header, place)
+def _message(written: Parts, address: int, kind: int) -> tuple[int, int, int]:
+    """Of the header's message of a kind: which part it stands in, its place there, its bytes."""
+    for part, _ in header_parts(written, address):
+        for found, place, nbytes in _messages(written, address, part):
             if found == kind:
-                return place + overhead, nbytes
-            place += overhead + nbytes
-    raise FormatError("HDF5 made a dataset's header of another form; its version is too new")
+                return part, place, nbytes
+    raise FormatError(_OTHER)
+
+
+def _messages(written: Parts, address: int, part: int) -> Iterator[tuple[int, int, int]]:
+    """Kind, place and bytes of each message in a part of the header that begins at `address`."""
+    header, body = written.get(address, b""), written.get(part, b"")
+    if not header.startswith(_SIGNATURE) or not body.startswith((_SIGNATURE, _CONTINUATION)):
+        raise FormatError(_OTHER)
+    flags = header[len(_SIGNATURE)]
+    place = len(_CONTINUATION)
+    if part == address:
+        place = 6 + (16 if flags & _TIMES else 0) + (4 if flags & _PHASES else 0)
+        place += 1 << (flags & 3)  # the bytes that say how long the first part is
+    overhead = 6 if flags & _ORDERED else 4
+    while place + overhead < len(body) - _CHECKSUM_NBYTES:
+        kind, nbytes = struct.unpack_from("<BH", body, place)
+        yield kind, place + overhead, nbytes
+        place += overhead + nbytes
+
+
+_OTHER = "HDF5 made a dataset's header of another form; its version is too new"
 
 
 def lookup3(data: bytes) -> int:

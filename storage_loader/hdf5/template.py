@@ -12,10 +12,12 @@ and says where it puts them.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from operator import itemgetter
+from typing import Any, ParamSpec, TypeVar
 
 import h5py
 import ml_dtypes
@@ -34,8 +36,9 @@ from ..layout import (
     block_items,
     num_place_words,
 )
-from ..schema import Region, Schema
-from .header import DEFLATE, filtered, settled, stand_ins
+from ..schema import Attribute, Region, Schema
+from .header import DEFLATE, filter_by, header_parts, settle, stand_ins
+from .shown import show
 
 DIRECTORY = ".directory"  # no attribute's name begins with a dot
 LEAST_HEADER = 256  # bytes; HDF5 writes 268 for each dataset, and more beside them
@@ -47,7 +50,7 @@ class Template:
 
     layout: ObjectLayout
     pieces: tuple[tuple[int, bytes], ...]  # (offset, bytes); what lies between is padding
-    headers: tuple[tuple[str, int, int], ...]  # attribute, bytes of its header, by their start
+    headers: tuple[tuple[str, int, int], ...]  # attribute, bytes of its headers, by their start
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,30 @@ class CodedRegion:
     sizes: tuple[int, ...]  # bytes of each block as stored; as many as decoded: it is not coded
 
 
-@lru_cache(maxsize=64)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _kept(make: Callable[P, T]) -> Callable[P, T]:
+    """Keep results by the arguments, of which the first is a schema, and by its notes.
+
+    These make no schema another one, but the header.
+    """
+
+    @lru_cache(maxsize=64)
+    def known(notes: object, *args: Any, **kwargs: Any) -> T:
+        return make(*args, **kwargs)
+
+    @wraps(make)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        schema: Any = args[0]
+        notes = tuple((attribute.unit, attribute.description) for attribute in schema)
+        return known(notes, *args, **kwargs)  # type: ignore[arg-type]  # they are
+
+    return kept
+
+
+@_kept
 def template(
     schema: Schema,
     rows: int,
@@ -71,7 +97,7 @@ def template(
     `values`: of each attribute whose rows have no fixed size, how many values there are.
     `blocks_of`: items of a block by region, as `block_items` says by default.
     """
-    return _template(schema, rows, values, blocks_of, {}, {})
+    return _template(schema, rows, values, blocks_of, {})
 
 
 def coded_template(
@@ -79,15 +105,14 @@ def coded_template(
     rows: int,
     values: tuple[int, ...],
     coded: Mapping[str, CodedRegion],
-    codecs: Mapping[str, Codec],
     blocks_of: tuple[int, ...] | None = None,
 ) -> Template:
-    """The same where regions have `codecs`; `coded` has those that have bytes.
+    """The same where regions are compressed: `coded`, at least one, all of which have bytes.
 
     15 us more for each block.
     """
     with phil:  # h5py takes it in all its calls but the one that writes chunks
-        return _template(schema, rows, values, blocks_of, coded, codecs)
+        return _template(schema, rows, values, blocks_of, coded)
 
 
 def _template(
@@ -96,7 +121,6 @@ def _template(
     values: tuple[int, ...],
     blocks_of: tuple[int, ...] | None,
     coded: Mapping[str, CodedRegion],
-    codecs: Mapping[str, Codec],
 ) -> Template:
     file = _Recorder()
     regions = schema.regions
@@ -110,32 +134,39 @@ def _template(
         )
     )
     words = sum(-(-items[r.name] // blocks[r.name]) for r in regions if r.item_nbytes)
-    words *= CODED_BLOCK_WORDS if codecs else 1
-    if schema.is_variable or codecs:
+    words *= CODED_BLOCK_WORDS if coded else 1
+    if schema.is_variable or coded:
         words += num_place_words(len(regions))
-    offsets, addresses, chunks = {}, {}, {}
-    ranges: dict[str, Ranges] = {}
+    offsets, datasets, ranges, filters = {}, {}, {}, {}
     with _created(file) as h5:
-        directory_offset, addresses[""] = _create(h5, DIRECTORY, h5py.h5t.STD_U64LE, (words,))
+        places = _Places(h5, schema)
+        directory = _Place(h5.id, DIRECTORY)
+        directory_offset, datasets[""] = _create(directory, h5py.h5t.STD_U64LE, (words,))
         for region in sorted(regions, key=lambda r: r.item_nbytes * items[r.name]):
-            name, count = region.name, items[region.name]
+            name, shape = region.name, (items[region.name], *region.shape)
+            place, kind = places.of(region), file_type(region.dtype)
             if name in coded:
-                chunks[name] = min(blocks[name], count)
-                ranges[name], addresses[name] = _create_coded(
-                    h5, file, region, count, chunks[name], coded[name]
+                chunk = min(blocks[name], items[name])
+                filters[name] = coded[name].codec.filters(
+                    region.dtype.itemsize, chunk * region.item_nbytes
+                )
+                ranges[name], datasets[name] = _create_coded(
+                    place, kind, shape, file, chunk, coded[name].sizes, filters[name]
                 )
                 offsets[name] = int(ranges[name][0, 0])
             else:
-                shape = (count, *region.shape)
-                offsets[name], addresses[name] = _create(h5, name, file_type(region.dtype), shape)
-    headers = []
-    for name, address in sorted(addresses.items(), key=lambda item: item[1]):
-        header = settled(file.written.get(address, b""))
-        if name in coded:
-            [region] = (r for r in regions if r.name == name)
-            header = filtered(header, _filters(region, chunks[name], coded[name]))
-        file.written[address] = header
-        headers.append((name.partition("/")[0], address, address + len(header)))
+                offsets[name], datasets[name] = _create(place, kind, shape)
+    for name, address in datasets.items():
+        settle(file.written, address)
+        if name in filters:
+            filter_by(file.written, address, filters[name])
+    owned = [(name.partition("/")[0], address) for name, address in datasets.items()]
+    owned += [(name, address) for name, (_, address) in places.groups.items()]
+    headers = [
+        (name, start, start + nbytes)
+        for name, address in owned
+        for start, nbytes in header_parts(file.written, address)
+    ]
     layout = ObjectLayout.of(
         schema,
         rows=rows,
@@ -144,10 +175,11 @@ def _template(
         blocks=blocks,
         directory_offset=directory_offset,
         values=items,
-        codecs=codecs,
+        codecs={name: region.codec for name, region in coded.items()},
         coded=ranges,
     )
     pieces = sorted([*file.written.items(), *_padding(file, layout)])
+    headers.sort(key=itemgetter(1))
     return Template(layout, tuple(pieces), tuple(headers))
 
 
@@ -197,7 +229,7 @@ def capacity(schema: Schema, max_nbytes: int) -> int:
     return fits
 
 
-@lru_cache(maxsize=64)
+@_kept
 def most_overhead(schema: Schema) -> int:
     """The most bytes that an object has beside its regions and directory, each rounded up to 64.
 
@@ -210,12 +242,12 @@ def most_overhead(schema: Schema) -> int:
     return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
 
 
-@lru_cache(maxsize=64)
+@_kept
 def _coded_overhead(schema: Schema, codecs: tuple[tuple[str, Codec], ...]) -> int:
     values = tuple(2 for region in schema.regions if region.role == "values")
     coded = {name: CodedRegion(codec, (1, 1)) for name, codec in codecs}
     blocks = (1,) * len(schema.regions)  # so that each region has two
-    layout = coded_template(schema, 2, values, coded, dict(codecs), blocks).layout
+    layout = coded_template(schema, 2, values, coded, blocks).layout
     parts = [c.nbytes for c in layout.columns.values() if c.coded is None]
     parts += [1] * (2 * len(coded)) + [layout.num_words * WORD_NBYTES]
     return layout.nbytes - sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts) + _SPREAD
@@ -229,7 +261,7 @@ def coded_overhead(schema: Schema, codecs: Mapping[str, Codec]) -> int:
     return _coded_overhead(schema, tuple(codecs.items())) + ALIGNMENT * (len(codecs) + 1)
 
 
-_SPREAD = 2 * ALIGNMENT
+_SPREAD = 4 * ALIGNMENT
 
 
 def _created(file: _Recorder) -> h5py.File:
@@ -247,72 +279,101 @@ def _created(file: _Recorder) -> h5py.File:
     return h5py.File(h5py.h5f.create(b"template", h5py.h5f.ACC_TRUNC, creation, access))
 
 
-def _create(
-    h5: h5py.File, name: str, file_type: h5py.h5t.TypeID, shape: tuple[int, ...]
-) -> tuple[int, int]:
+@dataclass(frozen=True)
+class _Place:
+    """Where an HDF5 object goes, and the attribute that it shows."""
+
+    parent: h5py.h5g.GroupID
+    name: str
+    shown: Attribute | None = None
+
+    def put(self, made: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
+        """Name a new object; returns where its header begins.
+
+        First of all it gets what it shows: nothing else lies behind its header yet, so that its
+        length depends on nothing else.
+        """
+        if self.shown is not None:
+            show(self.shown, made)
+        h5py.h5o.link(made, self.parent, self.name.encode())
+        return int(h5py.h5o.get_info(made).addr)
+
+
+class _Places:
+    """Where regions go: into the root, or those of an attribute into a group of its name."""
+
+    def __init__(self, h5: h5py.File, schema: Schema) -> None:
+        self._root = h5.id
+        self._attributes = {attribute.name: attribute for attribute in schema}
+        self.groups: dict[str, tuple[h5py.h5g.GroupID, int]] = {}  # and where its header begins
+
+    def of(self, region: Region) -> _Place:
+        attribute = self._attributes[region.attribute]
+        if region.role == "rows":
+            return _Place(self._root, region.name, attribute)
+        if attribute.name not in self.groups:
+            properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+            properties.set_obj_track_times(False)
+            group = h5py.h5g.create(self._root, None, gcpl=properties)
+            address = _Place(self._root, attribute.name, attribute).put(group)
+            self.groups[attribute.name] = group, address
+        return _Place(self.groups[attribute.name][0], region.role)
+
+
+def _create(place: _Place, kind: h5py.h5t.TypeID, shape: tuple[int, ...]) -> tuple[int, int]:
     """An empty contiguous dataset; returns where its bytes begin, 0 where it has none, and where
     its header does."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties = _properties()
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)
-    space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    parent, own = _parent(h5, name)
-    dataset = h5py.h5d.create(parent, own, file_type, space, properties)
+    space = h5py.h5s.create_simple(shape)
+    dataset = h5py.h5d.create(place.parent, None, kind, space, properties)
     offset = dataset.get_offset()
     if offset is None and 0 not in shape:
-        raise FormatError(f"HDF5 gave no offset for dataset {name!r} of shape {shape}")
-    return offset or 0, h5py.h5o.get_info(dataset).addr
+        raise FormatError(f"HDF5 gave no offset for dataset {place.name!r} of shape {shape}")
+    return offset or 0, place.put(dataset)
 
 
 def _create_coded(
-    h5: h5py.File, file: _Recorder, region: Region, items: int, chunk: int, coded: CodedRegion
+    place: _Place,
+    kind: h5py.h5t.TypeID,
+    shape: tuple[int, ...],
+    file: _Recorder,
+    chunk: int,
+    sizes: tuple[int, ...],
+    filters: Filters,
 ) -> tuple[Ranges, int]:
-    """A dataset of chunks of these sizes; returns where they lie and where its header begins."""
-    filters = _filters(region, chunk, coded)
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((chunk, *region.shape))
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)
+    """A dataset of chunks of these sizes, each of `chunk` items; returns where they lie and where
+    its header begins."""
+    properties = _properties()
+    properties.set_chunk((chunk, *shape[1:]))
     for count in stand_ins(filters):
         properties.set_filter(DEFLATE, h5py.h5z.FLAG_OPTIONAL, (0,) * count)
-    parent, own = _parent(h5, region.name)
-    space = h5py.h5s.create_simple((items, *region.shape))
-    dataset = h5py.h5d.create(parent, own, file_type(region.dtype), space, properties)
-    whole, origin = chunk * region.item_nbytes, (0,) * len(region.shape)
+    space = h5py.h5s.create_simple(shape)
+    dataset = h5py.h5d.create(place.parent, None, kind, space, properties)
+    address = place.put(dataset)
+    whole, origin = chunk * math.prod(shape[1:]) * kind.get_size(), (0,) * len(shape[1:])
     uncoded = (1 << len(filters)) - 1  # a bit for each filter that HDF5 is to leave out
     starts = []
-    for i, nbytes in enumerate(coded.sizes):
+    for i, nbytes in enumerate(sizes):
         file.awaited = _MARK * nbytes
         mask = uncoded if nbytes == whole else 0
         dataset.write_direct_chunk((i * chunk, *origin), file.awaited, mask)
         starts.append(file.found)
     file.awaited = None
     begin = np.array(starts, np.int64)
-    ranges = np.stack([begin, begin + np.array(coded.sizes, np.int64)], axis=1)
-    return ranges, h5py.h5o.get_info(dataset).addr
+    return np.stack([begin, begin + np.array(sizes, np.int64)], axis=1), address
 
 
 _MARK = b"\xa5"  # what stands for the bytes of chunks: no metadata is made of it alone
 
 
-def _filters(region: Region, chunk: int, coded: CodedRegion) -> Filters:
-    return coded.codec.filters(region.dtype.itemsize, chunk * region.item_nbytes)
-
-
-def _parent(h5: h5py.File, name: str) -> tuple[Any, bytes]:
-    """Where a region's dataset is made, and its name there."""
-    group, _, own = name.rpartition("/")
-    return (_group(h5, group) if group else h5.id), own.encode()
-
-
-def _group(h5: h5py.File, name: str) -> h5py.h5g.GroupID:
-    if name.encode() in h5.id:
-        return h5py.h5g.open(h5.id, name.encode())
-    properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+def _properties() -> h5py.h5p.PropDCID:
+    """Of a dataset whose bytes HDF5 does not write."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
-    return h5py.h5g.create(h5.id, name.encode(), gcpl=properties)
+    return properties
 
 
 def file_type(dtype: np.dtype[Any]) -> h5py.h5t.TypeID:

@@ -26,7 +26,7 @@ from .batch import Rows
 from .buffer import write_directory
 from .cast import Array
 from .extremes import Extremes
-from .memory import Memory, pages
+from .memory import Memory
 from .sizes import Sizes, coded_regions
 
 _LARGEST_CHUNK = 2**20
@@ -34,7 +34,7 @@ _SMALLEST_CHUNK = 2**12
 _CHUNKS = 16  # of a region in a full object, at least: what they leave empty is little
 _TOGETHER = 2**18  # bytes of blocks that a thread codes at once: a call costs 40 us
 _CORES = os.cpu_count() or 1
-_AHEAD = max(8, 2 * _CORES)  # such pieces of a region that wait to be coded, or to be filled again
+_AHEAD = max(8, 2 * _CORES)  # such pieces of a region that wait to be coded
 _FULL_SHARE = 64  # an object is full where less than such a part of it is left, and ...
 _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems to be
 
@@ -55,9 +55,11 @@ class GatheredBuffers:
         self.sizes = Sizes(schema, max_nbytes, self.codecs)
         share = max_nbytes // (_CHUNKS * len(schema.regions))
         chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, share))
-        chunk -= chunk % _SMALLEST_CHUNK  # whole pages, and whole items of 2, 4, 8 and 16 bytes
+        # Whole pages, and whole items of 2, 4, 8 and 16 bytes.
+        self.chunk_nbytes = chunk - chunk % _SMALLEST_CHUNK
+        self.together = min(_TOGETHER, max_nbytes // _CHUNKS)
         kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
-        self.memory = Memory(max_nbytes, chunk, kept * max_nbytes)
+        self.memory = Memory(kept * max_nbytes)
         self.assembling = threading.Lock()
         self.coders = Threads(_CORES, "storage_loader-code")
 
@@ -83,8 +85,9 @@ class GatheredBuffer:
     def _new(self, region: Region) -> _Gathered:
         codec = self._shared.codecs.get(region.name)
         if codec is None:
-            return _Chunks(self._shared.memory)
-        return _Blocks(region, codec, self._shared.coders, self._shared.memory)
+            return _Chunks(self._shared.memory, self._shared.chunk_nbytes)
+        shared = self._shared
+        return _Blocks(region, codec, shared.coders, shared.memory, shared.together)
 
     def _empty(self) -> None:
         self._items = {a.name: 0 for a in self._shared.schema if a.is_variable}
@@ -132,12 +135,12 @@ class GatheredBuffer:
         if self._shared.codecs:
             coded = {name: region.coded() for name, region in self._regions.items()}
             filled = {name: one for name, one in coded.items() if one is not None}
-            made = coded_template(schema, self.rows, values, filled, self._shared.codecs)
+            made = coded_template(schema, self.rows, values, filled)
         else:
             made = template(schema, self.rows, values)
         layout = made.layout
         with self._shared.assembling:
-            data = self._shared.memory.take(whole=True)
+            data = self._shared.memory.take(self._shared.sizes.max_nbytes)
             self._data.append(data)
             for name, column in layout.columns.items():
                 self._regions[name].move_to(data, column)
@@ -149,7 +152,7 @@ class GatheredBuffer:
 
     def clear(self) -> None:
         """See `Buffer`."""
-        self._shared.memory.give(self._data, whole=True)
+        self._shared.memory.give(self._data)
         self._data = []
         for region in self._regions.values():
             region.clear()
@@ -182,8 +185,8 @@ class _Chunks(_Gathered):
 
     saved = 0
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, chunk_nbytes: int) -> None:
+        self._memory, self._chunk_nbytes = memory, chunk_nbytes
         self._chunks: list[Array] = []
         self._room = 0  # bytes of the last chunk that are free
 
@@ -191,8 +194,8 @@ class _Chunks(_Gathered):
         octets = _octets(items)
         while len(octets):
             if self._room == 0:
-                self._chunks.append(self._memory.take(whole=False))
-                self._room = len(self._chunks[-1])
+                self._chunks.append(self._memory.take(self._chunk_nbytes))
+                self._room = self._chunk_nbytes
             chunk = self._chunks[-1]
             place = len(chunk) - self._room
             part = octets[: len(chunk) - place]
@@ -215,7 +218,7 @@ class _Chunks(_Gathered):
         self.clear()
 
     def clear(self) -> None:
-        self._memory.give(self._chunks, whole=False)
+        self._memory.give(self._chunks)
         self._chunks = []
         self._room = 0
 
@@ -223,25 +226,26 @@ class _Chunks(_Gathered):
 class _Blocks(_Gathered):
     """Of a region that is compressed."""
 
-    def __init__(self, region: Region, codec: Codec, coders: Threads, memory: Memory) -> None:
+    def __init__(
+        self, region: Region, codec: Codec, coders: Threads, memory: Memory, together: int
+    ) -> None:
+        """`together`: bytes of blocks that one call codes, if a block is not larger."""
         self._codec, self._coders, self._memory = codec, coders, memory
         self._itemsize = region.dtype.itemsize
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
-        self._room_nbytes = max(1, _TOGETHER // self._nbytes) * self._nbytes
-        self._held = 0  # bytes of all blocks, coded or not yet
+        self._room_nbytes = max(1, together // self._nbytes) * self._nbytes
         self._room: Array | None = None  # for a few blocks, which is being filled ...
         self._filled = 0  # ... so far
         self._being_coded: deque[tuple[Future[list[bytes]], Array]] = deque()
         self._coded: list[bytes] = []
-        self._free: list[Array] = []  # to fill again: to touch new pages takes time
+        self._held = 0  # their bytes, and as many as the others may become
         self.saved = 0
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
             if self._room is None:
-                self._room = self._free.pop() if self._free else pages(self._room_nbytes)
-                self._hold(self._room_nbytes)
+                self._room = self._memory.take(self._room_nbytes)
             part = octets[: self._room_nbytes - self._filled]
             self._room[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
@@ -260,6 +264,7 @@ class _Blocks(_Gathered):
         room, rest = self._room, self._filled - nbytes
         assert room is not None
         self._room, self._filled = None, 0
+        self._hold(nbytes)
         self._being_coded.append((self._coders.submit(self._encoded, room[:nbytes]), room))
         if rest:
             self.append(room[nbytes : nbytes + rest])
@@ -273,11 +278,10 @@ class _Blocks(_Gathered):
         coding, room = self._being_coded.popleft()
         coded = coding.result()
         self._coded += coded
-        nbytes = sum(map(len, coded))
-        self.saved += len(coded) * self._nbytes - nbytes
-        self._hold(nbytes - self._room_nbytes)
-        if len(self._free) < _AHEAD:
-            self._free.append(room)
+        saved = len(coded) * self._nbytes - sum(map(len, coded))
+        self.saved += saved
+        self._memory.give([room])
+        self._hold(-saved)
 
     def wait(self) -> bool:
         whole = self._filled - self._filled % self._nbytes
@@ -302,15 +306,17 @@ class _Blocks(_Gathered):
 
     def move_to(self, out: Array, column: Column) -> None:
         places = () if column.coded is None else column.coded.tolist()
-        coded, self._coded = self._coded[::-1], []
+        blocks, self._coded = self._coded[::-1], []
         for start, end in places:  # each is freed at once, so that the object is not there twice
-            out[start:end] = np.frombuffer(coded.pop(), np.uint8)
-        assert not coded
+            out[start:end] = np.frombuffer(blocks.pop(), np.uint8)
+        assert not blocks
         self.clear()
 
     def clear(self) -> None:
-        for future, _ in self._being_coded:
-            future.cancel()
+        used = [] if self._room is None else [self._room]
+        for coding, room in self._being_coded:  # one that is being coded is not filled again
+            used += [room] if coding.cancel() else []
+        self._memory.give(used)
         self._room, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
         self._coded = []

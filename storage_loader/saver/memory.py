@@ -21,17 +21,16 @@ def pages(nbytes: int) -> Array:
 
 
 class Memory:
-    """Arrays of bytes of two sizes: whole objects, and the chunks that rows gather in.
+    """Arrays of bytes of a few sizes: whole objects, and what rows gather in.
 
     What is given back is kept for the next one as long as all there is stays within `most` bytes:
     to touch new pages takes as long as to fill them. Thread-safe.
     """
 
-    def __init__(self, object_nbytes: int, chunk_nbytes: int, most: int) -> None:
-        self._sizes = {True: object_nbytes, False: chunk_nbytes}
-        self._free: dict[bool, list[Array]] = {True: [], False: []}
+    def __init__(self, most: int) -> None:
+        self._free: dict[int, list[Array]] = {}  # by size
         self._most = most
-        self._nbytes = 0  # of all arrays there are
+        self._nbytes = 0
         self._lock = threading.Lock()
 
     @property
@@ -39,30 +38,32 @@ class Memory:
         """Bytes of all arrays there are, used or not, and of what is held elsewhere."""
         return self._nbytes
 
-    def take(self, *, whole: bool) -> Array:
-        """An array of an object's or of a chunk's size, of any content."""
+    def take(self, nbytes: int) -> Array:
+        """An array of a size, of any content."""
         with self._lock:
-            if self._free[whole]:
-                return self._free[whole].pop()
-            self._nbytes += self._sizes[whole]
-            self._drop(not whole)
-        return pages(self._sizes[whole])
+            free = self._free.setdefault(nbytes, [])
+            if free:
+                return free.pop()
+            self._nbytes += nbytes
+            self._drop()
+        return pages(nbytes)
 
     def count(self, nbytes: int) -> None:
         """So many bytes more, or fewer, are held elsewhere in place of arrays."""
         with self._lock:
             self._nbytes += nbytes
-            self._drop(True)
-            self._drop(False)
+            self._drop()
 
-    def give(self, arrays: list[Array], *, whole: bool) -> None:
-        """Arrays that nobody uses any more."""
+    def give(self, arrays: list[Array]) -> None:
+        """Whole arrays that nobody uses any more."""
         with self._lock:
-            self._free[whole] += arrays
-            self._drop(whole)
+            for array in arrays:
+                self._free[len(array)].append(array)
+            self._drop()
 
-    def _drop(self, whole: bool) -> None:
-        """Free what is too much, with the lock held."""
-        while self._nbytes > self._most and self._free[whole]:
-            self._free[whole].pop()
-            self._nbytes -= self._sizes[whole]
+    def _drop(self) -> None:
+        """Free what is too much, with the lock held: large ones first, they are used least."""
+        for size in sorted(self._free, reverse=True):
+            while self._nbytes > self._most and self._free[size]:
+                self._free[size].pop()
+                self._nbytes -= size

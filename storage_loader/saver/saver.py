@@ -66,8 +66,7 @@ class DataSaver:
     `saver(batch)` copies the rows and returns; threads upload full objects. Leaving `with`
     normally, or `close()`, commits: all rows become visible at once. Leaving by an exception,
     or `abort()`, makes nothing visible. A slow store makes `saver(batch)` wait: memory stays
-    under (num_worker_threads + 2) * max_object_size; where that is less than 50 MB, a
-    compressor takes a few MB more.
+    under (num_worker_threads + 2) * max_object_size, and with a compressor 5 MB more for each core.
 
     `refresh=True` replaces what the dataset held in the first commit; later commits of the
     same saver append to it. `progress=True` shows a bar. Any number of savers, in any
@@ -231,13 +230,15 @@ class DataSaver:
         try:
             self._hand_over()
             objects = self._uploads.finish()
-            self._check_order(self._catalog.create(schema, self._order or "commit"))
+            stored, order = self._catalog.create(schema, self._order or "commit")
+            self._check_order(order)
             publication = self._catalog.publication(
                 schema,
                 objects,
                 writer=self._writer,
                 number=self._number,
                 refresh=self._refresh,
+                notes=None if schema.notes == stored.notes else schema.notes,
             )
             # From here on the objects stay, whatever happens: a publish that failed may have
             # arrived all the same.

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import tracemalloc
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from storage_loader import (
     verify_dataset,
 )
 from storage_loader.catalog import Catalog, StoredObject
-from storage_loader.catalog.verify import scanned
+from storage_loader.catalog.scan import scanned
 from storage_loader.config import MIN_OBJECT_SIZE, canonical_json
 from storage_loader.errors import (
     ConfigError,
@@ -463,7 +464,7 @@ def test_rows_are_not_kept() -> None:
     pieces = (piece[: layout.nbytes - at] for at in range(0, layout.nbytes, len(piece)))
     tracemalloc.start()
     try:
-        scan = scanned(pieces, layout, threading.Event())
+        scan = scanned(pieces, schema, layout, threading.Event())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -972,3 +973,228 @@ def test_another_header_of_a_ragged_object_is_a_problem(memory: dict[str, str]) 
     resealed(the_config, change)
     [problem] = verify_dataset(the_config).problems
     assert "HDF5 may show other rows" in problem.what
+
+
+# What a commit says of the rows
+
+
+NUMBERS = [
+    ROW,
+    *(Attribute(f"a {name}", name) for name in DTYPES if not name.startswith("complex")),
+    Attribute("wide", "int8", (2,)),
+    Attribute("wave", "complex64"),
+    Attribute("text", "str"),
+]
+FIXED = NUMBERS[:-1]
+CODED = {"complib": "zstd"}
+
+
+def numbers(count: int, first: int = 0) -> dict[str, Any]:
+    n = np.arange(first, first + count)
+    batch = {a.name: (n % 2).astype(a.numpy_dtype) for a in NUMBERS[:-3]}
+    extreme = {
+        "row": n,
+        "a int64": n + np.iinfo(np.int64).min,
+        "a uint64": np.uint64(2**64 - 1) - n.astype("u8"),
+    }
+    text = [f"{i}" for i in n.tolist()]
+    return {**batch, **extreme, "wide": np.zeros((count, 2), np.int8), "wave": n * 1j, "text": text}
+
+
+def saved_numbers(
+    storage: dict[str, str], attributes: list[Attribute] = NUMBERS, compressor: Any = None
+) -> DataConfig:
+    """Two commits, of 2 objects and of 1."""
+    the_config = DataConfig("rows", attributes, compressor=compressor, **storage)
+    with DataSaver(the_config) as saver:
+        for first in (0, 600, 1200):
+            batch = numbers(600, first)
+            saver({a.name: batch[a.name] for a in attributes})
+            if first == 0:
+                saver._hand_over()  # an object more
+            else:
+                saver.commit()
+    assert [len(c.objects) for c in read_again(the_config)] == [2, 1]
+    return the_config
+
+
+def read_again(the_config: DataConfig) -> list[Any]:
+    catalog = Catalog(the_config)
+    schema = catalog.require_schema()
+    return list(catalog.read_commits(schema, catalog.commit_ids()).values())
+
+
+@pytest.mark.parametrize("compressor", [None, CODED])
+@pytest.mark.parametrize("attributes", [NUMBERS, FIXED], ids=["text too", "fixed"])
+def test_what_is_said_of_rows_is_right(
+    memory: dict[str, str], attributes: list[Attribute], compressor: Any
+) -> None:
+    the_config = saved_numbers(memory, attributes, compressor)
+    assert lines(the_config) == []
+    assert lines(the_config, num_threads=1) == []
+
+
+@pytest.mark.parametrize("compressor", [None, CODED])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.nan, 1.0],
+        [np.nan] * 3,
+        [1.0, -np.inf],
+        [np.inf, 2.0, np.nan],
+        [-0.0],
+        [0.0, -0.0],
+        [-0.0, 0.0],
+        [5e-324, -5e-324],
+        [1.7976931348623157e308],
+        [0.1, -0.1],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_numbers_that_are_not_finite_and_zeros_are_right(
+    memory: dict[str, str], dtype: str, values: list[float], compressor: Any
+) -> None:
+    the_config = DataConfig("rows", [("x", dtype)], compressor=compressor, **memory)
+    with np.errstate(over="ignore"):
+        array = np.array(values).astype(Attribute("x", dtype).numpy_dtype)
+    save(the_config, {"x": array})
+    assert lines(the_config) == []
+
+
+WRONG = [
+    ("row", "least", -1),
+    ("row", "most", 1198),
+    ("row", "most", 1200),
+    ("row", "least", None),
+    ("row", "least", 600.5),
+    ("row", "least", "600"),
+    ("row", "least", [600]),
+    ("row", "most", 10**400),
+    ("row", "most", True),
+    ("a bool", "least", 0),
+    ("a bool", "most", False),
+    ("a int8", "most", True),
+    ("a uint64", "most", float(2**64)),
+    ("a int64", "least", -(2**63)),
+    ("a float16", "most", 1.0000001),
+    ("a bfloat16", "least", 1e-300),
+    ("a float64", "least", {}),
+]
+
+
+@pytest.mark.parametrize("compressor", [None, CODED])
+@pytest.mark.parametrize(("name", "what", "value"), WRONG, ids=str)
+def test_a_wrong_smallest_or_largest_value(
+    memory: dict[str, str], name: str, what: str, value: Any, compressor: Any
+) -> None:
+    the_config = saved_numbers(memory, NUMBERS, compressor)
+    before = lines(the_config)
+    rewrite(the_config, 0, lambda v: v["objects"][what][name].__setitem__(1, value))
+    [problem] = verify_dataset(the_config).problems
+    stored = Dataset(the_config).open().objects[1]
+    assert before == []
+    assert (problem.attribute, problem.key, problem.rows) == (name, stored.key, (600, 1200))
+    assert problem.what.startswith("its commit says that the values are ")
+    assert problem.what.endswith(
+        "; the rows themselves are right, save them again before a reader goes by it"
+    )
+    assert len(problem.what) < 400
+    assert len(Dataset(the_config)[:]["row"]) == 1800  # nothing reads them yet
+
+
+def test_what_is_wrong_of_values_is_said(memory: dict[str, str]) -> None:
+    the_config = saved_numbers(memory, FIXED)
+    rewrite(the_config, 1, lambda v: v["objects"]["most"]["row"].__setitem__(0, 5))
+    found = Found(the_config, 2)
+    assert lines(the_config) == [
+        f"{found.where}, attribute 'row', rows 1200 to 1799: its commit says that the values are "
+        "1200 to 5, they are 1200 to 1799; the rows themselves are right, save them again before a "
+        "reader goes by it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda objects: objects.pop("least"),
+        lambda objects: objects.pop("most"),
+        lambda objects: objects.__setitem__("least", None),
+        lambda objects: objects.__setitem__("most", [1, 2]),
+        lambda objects: objects["most"].pop("row"),
+        lambda objects: objects["least"].__setitem__("row", 5),
+        lambda objects: objects["least"].__setitem__("row", [0]),
+        lambda objects: objects["least"].__setitem__("row", [0, 600, 1]),
+    ],
+)
+def test_a_commit_without_smallest_or_largest_values(
+    memory: dict[str, str], change: Callable[[Any], Any]
+) -> None:
+    the_config = saved_numbers(memory)
+    commit_id = rewrite(the_config, 0, lambda value: change(value["objects"]))
+    [problem] = verify_dataset(the_config).problems
+    assert (problem.commit, problem.key, problem.rows) == (commit_id, None, None)
+    assert "has no list of " in problem.what
+
+
+@pytest.mark.parametrize("depth", [10, *range(100, 1000, 100), 100_000])
+def test_nested_values_of_a_commit_end_nothing(memory: dict[str, str], depth: int) -> None:
+    the_config = saved_numbers(memory, FIXED)
+    catalog = Catalog(the_config)
+    key = catalog.commit_key(catalog.commit_ids()[0])
+    body = bytes(catalog.store.get(key))
+    at = body.index(b'"row":[', body.index(b'"least"')) + len(b'"row":[')
+    catalog.store.put(key, body[:at] + b"[" * depth + b"]" * depth + body[body.index(b",", at) :])
+    assert len(verify_dataset(the_config).problems) == 1
+
+
+@pytest.mark.parametrize("attributes", [NUMBERS, FIXED], ids=["text too", "fixed"])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_wrong_number_of_decoded_bytes(
+    memory: dict[str, str], attributes: list[Attribute], more: int
+) -> None:
+    the_config = saved_numbers(memory, attributes, CODED)
+    stored = Dataset(the_config).open().objects[1]
+    said = stored.decoded + more
+    rewrite(the_config, 0, lambda v: v["objects"]["decoded"].__setitem__(1, said))
+    [problem] = verify_dataset(the_config).problems
+    assert (problem.attribute, problem.key, problem.rows) == (None, stored.key, (600, 1200))
+    assert problem.what == (
+        f"its commit says that its rows have {said} bytes, they have {stored.decoded}; the rows "
+        "themselves are right, save them again before a reader goes by it"
+    )
+
+
+def test_damaged_rows_are_told_before_what_is_said_of_them(memory: dict[str, str]) -> None:
+    the_config = saved_numbers(memory, FIXED)
+    rewrite(the_config, 0, lambda v: v["objects"]["most"]["row"].__setitem__(0, -5))
+    found = Found(the_config, 0)
+    found.change(flipped(found.stored.layout.columns["row"].offset))
+    [problem] = verify_dataset(the_config).problems
+    assert problem.what == "differ from their checksum"
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_values_are_right_whatever_the_pieces(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([name for name in DTYPES if not name.startswith("complex")]))
+    attribute = Attribute("x", dtype)
+    count = data.draw(st.integers(1, 50))
+    octets = data.draw(
+        st.binary(min_size=count * attribute.item_nbytes, max_size=count * attribute.item_nbytes)
+    )
+    values = np.frombuffer(octets, attribute.numpy_dtype)
+    if dtype == "bool":
+        values = np.frombuffer(octets, np.uint8) % 2 == 1
+    the_config = DataConfig("rows", [attribute, ROW], storage=f"memory://{uuid.uuid4().hex}")
+    save(the_config, {"x": values, "row": np.arange(count)})
+    right, size = WatchedStore.stream, data.draw(st.integers(1, 100))
+
+    def stream(self: WatchedStore, key: str, start: int, end: int) -> Any:
+        body = b"".join(right(self, key, start, end))
+        return iter([body[at : at + size] for at in range(0, len(body), size)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WatchedStore, "stream", stream)
+        watch(patch)
+        assert lines(the_config) == []

@@ -488,6 +488,46 @@ def test_plain_h5py_with_plugins_reads_the_compressed_golden_objects(tmp_path: P
     assert not found
 
 
+SHOWN = """
+import json, sys
+import h5py
+shown = {}
+for path in sys.argv[1:]:
+    with h5py.File(path) as h5:
+        shown[path] = {
+            name: {k: v.tolist() if k == "shape" else v.decode() for k, v in one.attrs.items()}
+            for name, one in h5.items()
+            if name != ".directory"
+        }
+        assert not h5.attrs and not h5[".directory"].attrs
+assert not [name for name in sys.modules if name.startswith("storage_loader")]
+print(json.dumps(shown))
+"""
+
+
+def test_plain_h5py_shows_what_the_golden_attributes_are(tmp_path: Path) -> None:
+    """In such a process: what dataset.json says of them."""
+    objects = sorted(map(str, GOLDEN.rglob("*.h5")))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", SHOWN, *objects],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    noted = set()
+    assert len(shown) == len(objects) > 10
+    for path, attributes in shown.items():
+        described = json.loads((Path(path).parents[2] / "dataset.json").read_bytes())["attributes"]
+        expected = {
+            a.pop("name"): {**a, "shape": [-1 if n is None else n for n in a.pop("shape")]}
+            for a in described
+        }
+        assert attributes == expected
+        noted |= {what for one in attributes.values() for what in one}
+    assert noted == {"dtype", "shape", "unit", "description"}
+
+
 @pytest.mark.parametrize("part", ["wave", "tokens/values", "meta/ends", "plain", ".directory"])
 def test_the_independent_reader_sees_damage_of_compressed_rows(part: str) -> None:
     files = golden_files()

@@ -24,7 +24,7 @@ codecs = {f"a{i}": Codec.of({"complib": name}) for i, name in enumerate(COMPLIBS
 codecs["text/values"] = codecs["a1"]
 coded = {name: CodedRegion(codec, (100, 64_000, 7)) for name, codec in codecs.items()}
 coded["text/values"] = CodedRegion(codecs["text/values"], (60, 65_536))
-made = coded_template(schema, 40, (70_000,), coded, codecs)
+made = coded_template(schema, 40, (70_000,), coded)
 digest = hashlib.sha256()
 for offset, piece in made.pieces:
     digest.update(b"%d:" % offset)

@@ -48,15 +48,19 @@ attributes = st.one_of(
     drawn=st.lists(attributes, min_size=1, max_size=6),
     rows=st.integers(1, 3000),
     counts=st.lists(st.integers(0, 200_000), min_size=6, max_size=6),
+    noted=st.lists(st.sampled_from([0, 1, 40, 90, 200, 4096]), min_size=6, max_size=6),
     coded=st.randoms(use_true_random=False),
 )
 @settings(max_examples=150, deadline=None)
 def test_an_object_is_never_larger_than_was_thought(
-    drawn: list[Any], rows: int, counts: list[int], coded: Any
+    drawn: list[Any], rows: int, counts: list[int], noted: list[int], coded: Any
 ) -> None:
     """Whatever its blocks become: the bound less what coding saved is no less than the object."""
     schema = Schema.of(
-        [Attribute(f"a{i}", dtype, shape) for i, (dtype, shape, _) in enumerate(drawn)]
+        [
+            Attribute(f"a{i}", dtype, shape, description="d" * length or None)
+            for i, ((dtype, shape, _), length) in enumerate(zip(drawn, noted, strict=False))
+        ]
     )
     of_attribute = {f"a{i}": Codec.of({"complib": c}) for i, (*_, c) in enumerate(drawn) if c}
     by_region = coded_regions(schema, of_attribute)
@@ -73,7 +77,7 @@ def test_an_object_is_never_larger_than_was_thought(
             became = tuple(coded.choice((nbytes, coded.randint(1, nbytes))) for _ in range(blocks))
             filled[region.name] = CodedRegion(by_region[region.name], became)
             saved += blocks * nbytes - sum(became)
-    layout = coded_template(schema, rows, tuple(items.values()), filled, by_region).layout
+    layout = coded_template(schema, rows, tuple(items.values()), filled).layout
     most = int(sizes.of(rows, items)) - saved
     assert layout.nbytes <= most
 
@@ -101,6 +105,7 @@ def test_a_row_that_does_not_become_smaller_still_fits(memory: dict[str, str]) -
 
 SAVED_NBYTES = int(os.environ.get("STORAGE_LOADER_TEST_SAVED_NBYTES", "512000000"))
 THREADS = 4
+CODER_NBYTES = 5 * 10**6  # of each thread that codes, mostly what malloc keeps for the next block
 
 SAVE = f"""
 import sys, time
@@ -159,7 +164,7 @@ print(memory("VmHWM") - before, sum(sizes.values()))
 
 
 @pytest.mark.parametrize("content", ["noise", "half", "zeros"])
-@pytest.mark.parametrize("object_nbytes", [16 * 2**20, 64 * 2**20])  # coders take 5 MB of it
+@pytest.mark.parametrize("object_nbytes", [2 * 2**20, 4 * 2**20, 16 * 2**20, 64 * 2**20])
 def test_the_peak_is_within_the_bound(object_nbytes: int, content: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAVE, str(object_nbytes), str(SAVED_NBYTES), content],
@@ -172,6 +177,8 @@ def test_the_peak_is_within_the_bound(object_nbytes: int, content: str) -> None:
     assert done.returncode == 0, done.stderr
     growth, stored = map(int, done.stdout.split())
     bound = (THREADS + 2) * object_nbytes
+    if object_nbytes < 16 * 2**20:  # larger ones have room for what coding itself takes
+        bound += CODER_NBYTES * len(os.sched_getaffinity(0))
     assert bound < SAVED_NBYTES  # else it would say nothing
     print(f"{stored:,} bytes of {SAVED_NBYTES:,}: peak {growth:,} bytes, the bound is {bound:,}")
     assert growth <= bound

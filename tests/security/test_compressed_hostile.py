@@ -17,6 +17,8 @@ import cramjam
 import numpy as np
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from storage_loader import DataConfig, DataLoader, Dataset, verify_dataset
 from storage_loader.codecs import COMPLIBS, Codec
@@ -123,6 +125,57 @@ def _headed(complib: str, data: bytes, nbytes: int, says: int) -> bytes:
 def _mebibytes(complib: str, nbytes: int) -> bytes:
     size = 2**20 if complib.endswith("lz4") else 2**24  # lz4's are 1/255 of it at best
     return _headed(complib, bytes(size), nbytes, nbytes)
+
+
+EMPTY_FRAME = b"\x28\xb5\x2f\xfd\x20\0" + b"\x01\0\0"
+TAILS = {
+    "a byte": b"x",
+    "zeros": bytes(9),
+    "a zlib stream": zlib.compress(b""),
+    "an empty zstd frame": EMPTY_FRAME,
+    "a zstd frame that is skipped": b"\x50\x2a\x4d\x18" + struct.pack("<I", 5) + b"ab\0cd",
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("complib", COMPLIBS)
+def test_what_follows_a_coded_block_is_refused_or_ignored(
+    way: Way, complib: str, tail: str
+) -> None:
+    """Where the library that decodes does not say, rows are right, and `verify` finds it."""
+    storage, settings = way
+    config = the_config(storage)
+
+    def longer(region: str, number: int, values: bytes, coded: bytes) -> bytes:
+        return bytes(coded) + TAILS[tail] if (region, number) == ("image", 1) else coded
+
+    publish(config, columns(), codecs=codecs(complib), swap=longer)
+    if complib == "zlib" or (complib, "zstd" in tail) == ("zstd", True):
+        batch = Dataset(config, **settings)[:]
+        assert (batch["image"] == np.arange(ROWS)[:, None] % 7).all()
+        text = f"{len(TAILS[tail])} bytes follow what {complib} has coded"
+    else:
+        refused(way, f"{complib} has coded: ")
+        text = "no block that "
+    [problem] = verify_dataset(config).problems
+    assert problem.attribute == "image"
+    assert text in problem.what
+
+
+@pytest.mark.parametrize("complib", COMPLIBS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_nothing_follows_what_was_coded(complib: str, data: st.DataObject) -> None:
+    """Of no level, no content, no size."""
+    level = data.draw(st.integers(1, {"lz4": 1, "zstd": 22}.get(complib, 9)))
+    codec = Codec.of({"complib": complib, "complevel": level, "shuffle": False})
+    values = data.draw(st.binary(max_size=20)) * data.draw(st.integers(1, 20_000)) + b"\0"
+    values += data.draw(st.binary(max_size=1000))
+    coded = memoryview(codec.encode(memoryview(values), 1))
+    codec.check_end(coded, len(values))
+    if len(coded) + 3 < len(values) and complib in ("zlib", "zstd"):
+        with pytest.raises(FormatError, match="3 bytes follow"):
+            codec.check_end(memoryview(bytes(coded) + b"abc"), len(values))
 
 
 Wrong = Callable[[str, int, bytes], bytes]

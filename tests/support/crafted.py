@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from storage_loader import DataConfig
-from storage_loader.catalog import Catalog, StoredObject
+from storage_loader.catalog import Bounds, Catalog, Extreme, StoredObject, has_bounds
 from storage_loader.codecs import Codec
 from storage_loader.hdf5 import CodedRegion, coded_template, template
 from storage_loader.layout import ObjectLayout, block_items
@@ -68,7 +69,7 @@ def _crafted(
               for r in schema.regions if r.name in codecs}  # fmt: skip
     if codecs:
         coded = {n: CodedRegion(codecs[n], tuple(map(len, some))) for n, some in blocks.items()}
-        made = coded_template(schema, rows, values, coded, codecs)
+        made = coded_template(schema, rows, values, coded)
     else:
         made = template(schema, rows, values)
     layout = made.layout
@@ -86,7 +87,17 @@ def _crafted(
             items = np.ascontiguousarray(columns[region.name], region.dtype)
             data[column.offset : column.end] = items.tobytes()
     stored = _with_directory(data, layout, change)
-    return bytes(data), stored
+    return bytes(data), replace(stored, extremes=extremes_of(schema, columns))
+
+
+def extremes_of(schema: Schema, columns: Columns) -> dict[str, tuple[Extreme, Extreme]]:
+    """What a commit says of the values, by attribute."""
+    found = {}
+    for name in (a.name for a in schema if has_bounds(a)):
+        bounds = Bounds()
+        bounds.add(columns[name])
+        found[name] = bounds.found
+    return found
 
 
 def _with_directory(data: bytearray, layout: ObjectLayout, change: Change) -> StoredObject:

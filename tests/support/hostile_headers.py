@@ -17,21 +17,23 @@ from functools import cache
 import h5py
 import numpy as np
 
-from storage_loader import DataConfig, verify_dataset
+from storage_loader import Attribute, DataConfig, verify_dataset
 from storage_loader.catalog import Catalog, StoredObject
 from storage_loader.hdf5 import DIRECTORY, template
 from storage_loader.hdf5.header import lookup3
 from storage_loader.layout import ALIGNMENT, ObjectLayout, block_items
 from storage_loader.schema import Schema
 from storage_loader.store import MemoryStore, xxh3
+from tests.support.crafted import extremes_of
 
 Pick = Callable[[int], int]
 
 ROWS = 5
-FEW = Schema.of([("image", "uint8", (3, 5)), ("row", "int64"), ("weight", "float32", (2,))])
+NOTED = Attribute("weight", "float32", (2,), unit="kg", description="as it was weighed" * 20)
+FEW = Schema.of([("image", "uint8", (3, 5)), ("row", "int64"), NOTED])
 MANY = Schema.of([(f"x{i}", "int16", (i % 4 + 1,)) for i in range(12)])
 KINDS = Schema.of([("flag", "bool"), ("wave", "complex64", (2,)), ("half", "float16")])
-MARKS = (b"OHDR", b"FRHP", b"FHDB", b"BTHD", b"BTLF", b"BTIN", b"\x89HDF")
+MARKS = (b"OHDR", b"OCHK", b"FRHP", b"FHDB", b"BTHD", b"BTLF", b"BTIN", b"\x89HDF")
 ODD = (0, 1, 2, 3, 7, 8, 48, 64, 255, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
 
 
@@ -173,13 +175,14 @@ def try_objects(name: str, bodies: Sequence[bytes]) -> None:
     catalog.create(base.schema)
     start, end = base.layout.directory_range
     table = xxh3(base.body[start:end])
+    zeros = {a.name: np.zeros(ROWS, a.numpy_dtype) for a in base.schema}
+    extremes = extremes_of(base.schema, zeros)
+    decoded = ROWS * base.schema.row_nbytes
     objects = []
     for number, body in enumerate(bodies):
         key = f"objects/w/a-{number:06d}.h5"
         store.put(f"{config.dataset_prefix}/{key}", body)
-        objects.append(
-            StoredObject(key, xxh3(body), table, base.layout, ROWS * base.schema.row_nbytes)
-        )
+        objects.append(StoredObject(key, xxh3(body), table, base.layout, decoded, extremes))
     catalog.publish(base.schema, objects, writer="w", number=0)
     expected = {
         o.key

@@ -3,8 +3,8 @@
     python -m tests.format.golden.make FOLDER
 
 "golden": rows are numbered as tests/support/rows.py does. What a reader must cope with: all dtypes,
-an axis of 0, blocks of 3 rows with a shorter last one, two layouts in one commit, a replaced
-commit, two refreshes at once of which one is void, an append.
+units and descriptions, an axis of 0, blocks of 3 rows with a shorter last one, two layouts in one
+commit, a replaced commit, two refreshes at once of which one is void, an append.
 
 "ragged": rows of no fixed size, numbered as tests/support/ragged.py does. Blocks of 3 items, of
 text 30 bytes; rows and whole regions without values; a fixed attribute beside them.
@@ -35,9 +35,11 @@ from tests.support.ragged import KINDS, rows_of
 from tests.support.rows import ROW, make
 
 ATTRIBUTES = [
-    Attribute("image", "uint8", (3, 5)),
-    Attribute(ROW, "int64"),
-    Attribute("one", "float32", (1,)),
+    Attribute(
+        "image", "uint8", (3, 5), unit="grey level", description="what the row's number gives"
+    ),
+    Attribute(ROW, "int64", description="Nummer der Reihe: äé€😀\n" * 20),
+    Attribute("one", "float32", (1,), unit="µm"),
     Attribute("nothing", "float64", (2, 0)),
     *(Attribute(f"a {dtype}", dtype, (3,)) for dtype in DTYPES),
 ]
@@ -46,7 +48,8 @@ ROWS = [*range(200, 217), *range(300, 304)]  # what the newest version holds
 OBJECT_ROWS = 7
 
 
-RAGGED = [*KINDS, Attribute("none", "int8", (None,)), Attribute("half", "bfloat16", (None, 2))]
+HALF = Attribute("half", "bfloat16", (None, 2), unit="m", description="the row's number, twice")
+RAGGED = [*KINDS, Attribute("none", "int8", (None,)), HALF]
 RAGGED_ROWS = [*range(12), *range(40, 43), 0]
 
 
@@ -59,7 +62,7 @@ def ragged(numbers: Iterable[int]) -> dict[str, Any]:
 
 KINDS_COMPRESSED = [
     Attribute(ROW, "int64"),
-    Attribute("wave", "float32", (40,)),
+    Attribute("wave", "float32", (40,), unit="V", description="steps of one, from the number on"),
     Attribute("image", "uint8", (5, 9)),
     Attribute("noise", "uint8", (40,)),
     Attribute("plain", "int16", (3,)),
@@ -67,7 +70,7 @@ KINDS_COMPRESSED = [
     Attribute("tokens", "int32", (None,)),
     Attribute("boxes", "float64", (None, 4)),
     Attribute("half", "bfloat16", (None, 2)),
-    Attribute("caption", "str"),
+    Attribute("caption", "str", description="é" * 300),
     Attribute("meta", "json"),
 ]
 CODERS = [
