@@ -48,7 +48,7 @@ NUMBER = Attribute("number", "int64")
 TOKENS = (Attribute("tokens", "int32", (None,)), NUMBER)
 TEXT = (Attribute("text", "str"), NUMBER)
 BATCH, TEXT_BATCH = 64, 256
-TRIAL_ROWS = 64_000  # of an epoch in a trial
+TRIAL_ROWS = 32_000  # of an epoch in a trial
 
 # What is asked of each peer; the first word is its name.
 PEER_WAYS = {
