@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only",
         default="",
         metavar="WORDS",
-        help="rows of `change` or of peers to measure; the file keeps others of the same commit",
+        help="rows of some benchmarks to measure; the file keeps others of the same commit",
     )
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER", help="another checkout, for `change`"
