@@ -235,7 +235,10 @@ def _nested(spec: Spec, batches: Iterable[Batch]) -> Iterable[Batch]:
         return batches
     import torch
 
-    return ((torch.nested.nested_tensor_from_jagged(*x), number) for x, number in batches)
+    def wrapped(x: Any) -> Any:
+        return torch.nested.nested_tensor_from_jagged(*x) if isinstance(x, tuple) else x
+
+    return ((wrapped(x), number) for x, number in batches)
 
 
 # Rows as blobs
@@ -253,11 +256,28 @@ def _collate_lengths(spec: Spec, blobs: Sequence[Any]) -> Batch:
     number = np.frombuffer(b"".join([blob[:8] for blob in blobs]), np.int64).copy()
     if spec.form == "text":
         return [str(blob[8:], "utf-8") for blob in blobs], torch.from_numpy(number)
+    if spec.way == "usual":
+        return _usual(spec, blobs), torch.from_numpy(number)
     joined = bytearray().join([memoryview(blob)[8:] for blob in blobs])
     offsets = np.zeros(len(blobs) + 1, np.int64)
     np.cumsum([len(blob) - 8 for blob in blobs], out=offsets[1:])
     values = np.frombuffer(joined, spec.dtype)
     return _formed(spec, values, offsets // values.itemsize), torch.from_numpy(number)
+
+
+def _usual(spec: Spec, blobs: Sequence[Any]) -> Any:
+    """A batch as torch's users make it, of a list of tensors."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    dtype = getattr(torch, spec.dtype)
+    rows = [torch.frombuffer(blob, dtype=dtype, offset=8) for blob in blobs]
+    if spec.form == "nested":
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    lengths = torch.tensor([len(row) for row in rows])
+    if spec.form == "padded":
+        return pad_sequence(rows, batch_first=True), lengths
+    return torch.cat(rows), torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
 def _collate(spec: Spec, key: str | None, rows: Sequence[Any]) -> Batch:

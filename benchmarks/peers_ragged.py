@@ -12,11 +12,12 @@ trial found fastest: 0, 1 or 2. There are four forms of a batch of tokens:
 
 streaming, litdata and webdataset get a row as one blob of bytes, its number first, which they read
 faster than columns or arrays of their own; a batch is joined from the blobs at once, which is
-faster than `pad_sequence` or a nested tensor of a list. Lance has a list column; its offsets and
-values are taken as they are. It is asked twice: rows in random order, by `take`, and "scan",
-fragments in random order, whose rows come as they are stored. torch is its DataLoader over numpy
-memory maps. streaming shuffles over all rows, litdata chunks and 256 rows within, webdataset shards
-and a buffer of 1,000 rows; ours within its default windows.
+faster than what torch's users do: "usual litdata" does that, by `torch.cat`, `pad_sequence` or a
+nested tensor of a list. Lance has a list column; its offsets and values are taken as they are. It
+is asked twice: rows in random order, by `take`, and "scan", fragments in random order, whose rows
+come as they are stored. torch is its DataLoader over numpy memory maps. streaming shuffles over all
+rows, litdata chunks and 256 rows within, webdataset shards and a buffer of 1,000 rows; ours within
+its default windows.
 
 Saving: rows in memory to a folder, by one process. Ours is on disk when it is done; peers leave
 that to the kernel.
@@ -51,8 +52,10 @@ BATCH, TEXT_BATCH = 64, 256
 TRIAL_ROWS = 32_000  # of an epoch in a trial
 
 # What is asked of each peer; the first word is its name.
+BY_ROW = ("streaming", "litdata", "webdataset")
 PEER_WAYS = {
-    **{peer: [Way(peer, n) for n in (0, 1, 2)] for peer in ("streaming", "litdata", "webdataset")},
+    **{peer: [Way(peer, n) for n in (0, 1, 2)] for peer in BY_ROW},
+    "usual litdata": [Way("litdata", n, "usual") for n in (0, 1, 2)],
     "lance": [Way("lance", threads) for threads in (0, 2, 4)],
     "lance scan": [Way("lance", 0, "scan")],
     "torch": [Way("torch", n) for n in (0, 1, 2)],
@@ -120,6 +123,7 @@ def _loaded(setting: Setting, data: Data, forms: Sequence[Form]) -> Iterator[Row
         for form in forms
         for peer, ways in PEER_WAYS.items()
         if (ways[0].peer == "torch" or setting.peers)
+        and (form.form != "text" or ways[0].way != "usual")  # nothing to collate
         and setting.wants(measure := f"warm epoch, {data.words}, {form.words}, beside {peer}")
     ]
     if not wanted:
