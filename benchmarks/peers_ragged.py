@@ -133,7 +133,8 @@ def _loaded(setting: Setting, data: Data, forms: Sequence[Form]) -> Iterator[Row
     with stored_in_all_formats(Group(setting, tuple(names)), data, on_s3=False) as stored:
         for form, ways, measure in wanted:
             asked = replace(stored, spec=replace(stored.spec, form=form.form))
-            found = race(asked, ways, form.epoch(stored), cold=False, trial=trial)
+            tried = ways[: setting.pick(len(ways), 1)]
+            found = race(asked, tried, form.epoch(stored), cold=False, trial=trial)
             [row] = table_rows("", found)
             yield _judged(replace(row, measure=measure), ways[0].peer, form.at_least)
 
