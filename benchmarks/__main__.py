@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--delay", type=_seconds, default=0.0, metavar="20ms", help="added to each S3 request"
     )
     parser.add_argument(
-        "--only", default="", metavar="WORDS", help="rows of `peers` or `change` to measure"
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="rows of some benchmarks to measure; the file keeps others of the same commit",
     )
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER", help="another checkout, for `change`"
@@ -80,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if out is not None:
                 file = "_".join((name, *(mark.replace(" ", "_") for mark in marks)))
                 what = ", ".join((benchmark.what, *marks))
-                report.write(out, file, what, rows, machine.describe(setting.scratch))
+                described = machine.describe(setting.scratch)
+                report.write(out, file, what, rows, described, part=bool(options.only))
                 if benchmark.draw is not None:
                     benchmark.draw(out / f"{file}.json")
     return int(failed)

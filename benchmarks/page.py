@@ -71,7 +71,22 @@ HEADLINES = (
     ),
     Headline("`Dataset[i]`, a row in memory", "load_again_light_server", "Dataset[i]"),
     Headline("Saving to S3, beside plain PUTs", "save_s3", "save 150 KB"),
-    Headline("Opening a million objects from S3", "open_dataset", "opening 1,000,000, from S3"),
+    Headline(
+        "Tokens, 16 to 2,048 a row, in later epochs, beside litdata",
+        "peers_ragged",
+        "tokens, ragged, beside litdata",
+    ),
+    Headline(
+        "the same beside Lance's scan, which shuffles no rows",
+        "peers_ragged",
+        "tokens, ragged, beside lance scan",
+    ),
+    Headline(
+        "Opening a million objects from S3", "open_dataset", "opening 1,000,000 objects in, from S3"
+    ),
+    Headline(
+        "the same, their rows of variable length", "open_dataset", "opening 1,000,000, variable, S3"
+    ),
 )
 
 QUESTIONS = (
@@ -84,6 +99,8 @@ QUESTIONS = (
     ),
     Question("How near is a first epoch to plain GETs?", ("load_s3", "load_far")),
     Question("How fast is what lies on this machine?", ("load_again_light_server", "load_folder")),
+    Question("How fast are rows that differ in length?", ("peers_ragged", "ragged")),
+    Question("What does compression cost?", ("compressed",)),
     Question("What do the frameworks cost?", ("frameworks",), r"DataLoader of (torch|tens|jax)"),
     Question("How fast is saving?", ("save_folder", "save_s3", "save_small_rows")),
     Question("How long does opening take?", ("open_dataset",), "^(opening|peak)"),

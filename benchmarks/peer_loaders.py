@@ -3,8 +3,9 @@
 `python peer_loaders.py` answers each line of standard input, a JSON job, by one JSON line.
 
 - {"do": "write", "peer", "arrays", "out", "rows", "shard"}: store the first `rows` rows of the
-  folder `arrays` (x.npy and number.npy) in the peer's format, in the folder `out`, in shards of
-  `shard` bytes, and give {"version"}.
+  folder `arrays` (x.npy and number.npy, and ends.npy where rows differ in length) in the peer's
+  format, in the folder `out`, in shards of `shard` bytes, and give {"version", "seconds"}: those
+  of writing, the arrays being in memory.
 - {"do": "prepare", "peer"}: import what the peer's loader needs, which is not to be timed.
 - {"do": "epoch", "spec"}: the first epoch of a loader that `spec` (see Spec) asks for, timed with
   its construction; or, where `spec` is null, the next epoch of that loader. It gives
@@ -17,6 +18,9 @@ The peers that decode row by row (streaming, litdata, webdataset) get each row a
 number before its values: they decode that fastest. Batches are copied together here, which is
 faster than their own collating. streaming's own DataLoader only counts samples for checkpoints,
 and needs transformers; torch's takes its place.
+
+Rows that differ in length are int32 tokens, or text (uint8: the bytes of ASCII). x.npy then holds
+them one after another.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import importlib.util
 import io
 import json
 import math
+import operator
 import os
 import sys
 import tarfile
@@ -38,6 +43,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +51,12 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Batch = tuple[Any, Any]  # values (rows, *shape), and the rows' numbers (rows,): arrays or tensors
+# Values (rows, *shape), or what `Spec.form` says; and the rows' numbers (rows,): arrays or tensors.
+Batch = tuple[Any, Any]
 Epoch = Callable[[int], Iterable[Batch]]
 
-MARK = 251  # the first value of a row is its number modulo this
+MARK = 251  # the first value of a row is its number modulo this,
+TEXT_MARK = 95  # of text, a character: that of 32 and its number modulo this
 SMALL = 4096  # bytes of a row from which copying rows one by one is faster than joining them
 READ_AHEAD = 256 * 2**20  # bytes
 
@@ -67,6 +75,10 @@ class Spec:
     shard: int = 64 * 2**20  # bytes that a shard has at most, as it was written
     workers: int = 0  # processes; for Lance, threads that take ahead
     way: str = ""  # one of the peer's own; what it means stands at its loader
+    lengths: tuple[int, int] = (0, 0)  # of rows that differ: least and most; `shape` is their mean
+    # Of rows that differ: "ragged" is (values, offsets), "nested" a jagged tensor of torch,
+    # "padded" (rows up to the longest one, lengths), "text" a list of str.
+    form: str = ""
     limit: int = 0  # batches of an epoch; 0: all
 
     @property
@@ -90,42 +102,182 @@ class Spec:
         return max(2 * self.batch, READ_AHEAD // self.row_nbytes)
 
 
+def lengths_of(rows: int, least: int, most: int) -> Array:
+    """How long each row is: the same numbers each time."""
+    return np.random.default_rng(0).integers(least, most + 1, rows)
+
+
+def firsts_of(numbers: Array, *, text: bool = False) -> Array:
+    """The first value of each row."""
+    return 32 + numbers % TEXT_MARK if text else numbers % MARK
+
+
 def timed(spec: Spec, start: float, batches: Iterable[Batch]) -> tuple[float, str]:
     """Seconds from `start` to the last batch, and what was wrong with the rows."""
-    numbers, firsts, end = [], [], start
+    numbers, seen, end = [], [], start
+    look = _LOOKS[spec.form]
     for x, number in batches:
-        count = len(number)
         numbers.append(np.asarray(number).copy())
-        firsts.append(np.asarray(x).reshape(count, -1)[:, 0].copy())
+        seen.append(look(x, len(number)))
         end = time.perf_counter()
         if len(numbers) == spec.limit:
             break
     if not numbers:
         return end - start, "no rows"
-    return end - start, _fault(spec, np.concatenate(numbers), np.concatenate(firsts))
+    columns = [np.concatenate(parts) for parts in zip(*seen, strict=True)]
+    return end - start, _fault(spec, np.concatenate(numbers), *columns)
 
 
-def _fault(spec: Spec, numbers: Array, firsts: Array) -> str:
+def _fault(spec: Spec, numbers: Array, firsts: Array, lengths: Array | None = None) -> str:
     """What is wrong with these rows; empty where nothing is."""
     if not 0 <= numbers.min() <= numbers.max() < spec.rows:
         return "row numbers that the dataset does not have"
     expected = spec.rows_of_epoch
     counts = np.bincount(numbers, minlength=spec.rows)
+    wrong = firsts != firsts_of(numbers, text=spec.form == "text")
+    if lengths is not None:
+        wrong |= lengths != lengths_of(spec.rows, *spec.lengths)[numbers]
     found = {
         "missing": max(0, expected - int((counts > 0).sum())),
         "doubled": int((counts > 1).sum()),
-        "with other values": int((firsts != numbers % MARK).sum()),
+        "with other values": int(wrong.sum()),
     }
     words = [f"{count:,} {what}" for what, count in found.items() if count]
     return f"of {expected:,} rows {', '.join(words)}" if words else ""
 
 
+# What a batch is known by: the first value of each row, and how many it has where they differ
+
+
+def _look_array(x: Any, count: int) -> tuple[Array, ...]:
+    return (np.asarray(x).reshape(count, -1)[:, 0].copy(),)
+
+
+def _look_ragged(x: Any, count: int) -> tuple[Array, ...]:
+    values, offsets = np.asarray(x[0]), np.asarray(x[1])
+    return values[offsets[:-1]], np.diff(offsets)
+
+
+def _look_nested(x: Any, count: int) -> tuple[Array, ...]:
+    return _look_ragged((x.values(), x.offsets()), count)
+
+
+def _look_padded(x: Any, count: int) -> tuple[Array, ...]:
+    return np.asarray(x[0])[:, 0].copy(), np.asarray(x[1]).copy()
+
+
+def _look_text(x: list[str], count: int) -> tuple[Array, ...]:
+    return np.fromiter(map(ord, map(_FIRST, x)), np.uint8, count), np.fromiter(
+        map(len, x), int, count
+    )
+
+
+_FIRST = operator.itemgetter(0)
+_LOOKS: dict[str, Callable[[Any, int], tuple[Array, ...]]] = {
+    "": _look_array,
+    "ragged": _look_ragged,
+    "nested": _look_nested,
+    "padded": _look_padded,
+    "text": _look_text,
+}
+
+
+# Rows that differ in length
+
+
+class Rows:
+    """Rows one after another in memory, and where each ends."""
+
+    def __init__(self, values: Array, ends: Array) -> None:
+        self.values = values
+        self.offsets = np.append(0, ends)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, some: slice) -> Rows:
+        start, stop, _ = some.indices(len(self))
+        offsets = self.offsets[start : stop + 1]
+        return Rows(self.values[offsets[0] : offsets[-1]], offsets[1:] - offsets[0])
+
+    def __iter__(self) -> Iterator[Array]:
+        places = self.offsets.tolist()
+        return (self.values[a:b] for a, b in pairwise(places))
+
+
+def _row_nbytes(x: Array | Rows) -> int:
+    """Bytes of a row's values, of the mean one where they differ."""
+    if isinstance(x, Rows):
+        return len(x.values) // len(x) * x.values.itemsize
+    return int(x[0].nbytes)
+
+
+def _formed(spec: Spec, values: Array, offsets: Array) -> Any:
+    """Rows that lie one after another, as `spec.form` says."""
+    import torch
+
+    if spec.form == "text":
+        text, places = memoryview(values), offsets.tolist()  # type: ignore[arg-type]
+        return [str(text[a:b], "utf-8") for a, b in pairwise(places)]
+    if spec.form != "padded":
+        return torch.from_numpy(values), torch.from_numpy(offsets)
+    lengths = np.diff(offsets)
+    padded = np.zeros((len(lengths), lengths.max()), spec.dtype)
+    # Faster than torch's pad_sequence and than an array of indices.
+    for row, (a, b) in zip(padded, pairwise(offsets.tolist()), strict=True):
+        row[: b - a] = values[a:b]
+    return torch.from_numpy(padded), torch.from_numpy(lengths)
+
+
+def _nested(spec: Spec, batches: Iterable[Batch]) -> Iterable[Batch]:
+    """Where a jagged tensor is asked for: one around values and offsets, which costs no copy."""
+    if spec.form != "nested":
+        return batches
+    import torch
+
+    def wrapped(x: Any) -> Any:
+        return torch.nested.nested_tensor_from_jagged(*x) if isinstance(x, tuple) else x
+
+    return ((wrapped(x), number) for x, number in batches)
+
+
 # Rows as blobs
 
 
-def _blobs(x: Array, number: Array) -> Iterator[bytes]:
+def _blobs(x: Array | Rows, number: Array) -> Iterator[bytes]:
     for value, key in zip(x, number, strict=True):
         yield key.tobytes() + value.tobytes()
+
+
+def _collate_lengths(spec: Spec, blobs: Sequence[Any]) -> Batch:
+    """Blobs of rows that differ in length."""
+    import torch
+
+    number = np.frombuffer(b"".join([blob[:8] for blob in blobs]), np.int64).copy()
+    if spec.form == "text":
+        return [str(blob[8:], "utf-8") for blob in blobs], torch.from_numpy(number)
+    if spec.way == "usual":
+        return _usual(spec, blobs), torch.from_numpy(number)
+    joined = bytearray().join([memoryview(blob)[8:] for blob in blobs])
+    offsets = np.zeros(len(blobs) + 1, np.int64)
+    np.cumsum([len(blob) - 8 for blob in blobs], out=offsets[1:])
+    values = np.frombuffer(joined, spec.dtype)
+    return _formed(spec, values, offsets // values.itemsize), torch.from_numpy(number)
+
+
+def _usual(spec: Spec, blobs: Sequence[Any]) -> Any:
+    """A batch as torch's users make it, of a list of tensors."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    dtype = getattr(torch, spec.dtype)
+    rows = [torch.frombuffer(blob, dtype=dtype, offset=8) for blob in blobs]
+    if spec.form == "nested":
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    lengths = torch.tensor([len(row) for row in rows])
+    if spec.form == "padded":
+        return pad_sequence(rows, batch_first=True), lengths
+    return torch.cat(rows), torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
 def _collate(spec: Spec, key: str | None, rows: Sequence[Any]) -> Batch:
@@ -133,6 +285,8 @@ def _collate(spec: Spec, key: str | None, rows: Sequence[Any]) -> Batch:
     import torch
 
     blobs = [row[key] for row in rows] if key else rows
+    if spec.form:
+        return _collate_lengths(spec, blobs)
     if spec.row_nbytes < SMALL:
         packed = np.dtype([("number", "<i8"), ("x", spec.dtype, spec.shape)])
         joined = np.frombuffer(b"".join(blobs), packed)
@@ -180,7 +334,7 @@ def _streaming(module: str) -> Any:
     return importlib.import_module(f"streaming.base.{module}")
 
 
-def _write_streaming(x: Array, number: Array, out: Path, shard: int) -> None:
+def _write_streaming(x: Array | Rows, number: Array, out: Path, shard: int) -> None:
     writer = _streaming("format.mds").MDSWriter
     with writer(out=str(out), columns={"row": "bytes"}, size_limit=shard) as file:
         for blob in _blobs(x, number):
@@ -216,7 +370,7 @@ def _open_streaming(spec: Spec) -> Epoch:
 # litdata
 
 
-def _write_litdata(x: Array, number: Array, out: Path, shard: int) -> None:
+def _write_litdata(x: Array | Rows, number: Array, out: Path, shard: int) -> None:
     from litdata.streaming import Cache
 
     cache = Cache(str(out), chunk_bytes=shard)
@@ -253,8 +407,8 @@ def _tar_rows(row_nbytes: int, shard: int) -> int:
     return max(1, shard // (512 + (row_nbytes + 8 + 511) // 512 * 512))
 
 
-def _write_webdataset(x: Array, number: Array, out: Path, shard: int) -> None:
-    rows = _tar_rows(x[0].nbytes, shard)
+def _write_webdataset(x: Array | Rows, number: Array, out: Path, shard: int) -> None:
+    rows = _tar_rows(_row_nbytes(x), shard)
     for i, start in enumerate(range(0, len(x), rows)):
         part = slice(start, start + rows)
         with tarfile.open(out / f"{i:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as file:
@@ -304,20 +458,34 @@ def _open_webdataset(spec: Spec) -> Epoch:
 # Lance
 
 
-def _write_lance(x: Array, number: Array, out: Path, shard: int) -> None:
+def _write_lance(x: Array | Rows, number: Array, out: Path, shard: int) -> None:
     import lance
     import pyarrow as pa
 
-    values = int(np.prod(x.shape[1:]))
-    kind = pa.list_(pa.from_numpy_dtype(x.dtype), values)
+    if isinstance(x, Rows):
+        text = x.values.dtype == np.uint8
+        kind = pa.string() if text else pa.list_(pa.from_numpy_dtype(x.values.dtype))
+    else:
+        values = int(np.prod(x.shape[1:]))
+        kind = pa.list_(pa.from_numpy_dtype(x.dtype), values)
     schema = pa.schema([("x", kind), ("number", pa.int64())])
-    step = max(1, 2**23 // x[0].nbytes)
+    step = max(1, 2**23 // _row_nbytes(x))
+
+    def column_of(part: Any) -> Any:
+        if not isinstance(part, Rows):
+            flat = np.ascontiguousarray(part).reshape(-1)
+            return pa.FixedSizeListArray.from_arrays(pa.array(flat), values)
+        offsets = part.offsets.astype(np.int32)
+        if text:
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(part.values)]
+            return pa.Array.from_buffers(kind, len(part), buffers)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(part.values))
 
     def batches() -> Iterator[Any]:
         for start in range(0, len(x), step):
-            part = np.ascontiguousarray(x[start : start + step]).reshape(-1)
-            column = pa.FixedSizeListArray.from_arrays(pa.array(part), values)
-            numbers = pa.array(np.asarray(number[start : start + step]))
+            part = slice(start, start + step)
+            column = column_of(x[part])
+            numbers = pa.array(np.asarray(number[part]))
             yield pa.RecordBatch.from_arrays([column, numbers], schema=schema)
 
     reader = pa.RecordBatchReader.from_batches(schema, batches())
@@ -336,7 +504,15 @@ def _open_lance(spec: Spec) -> Epoch:
         x, number = found.column("x"), found.column("number")
         if isinstance(x, pa.ChunkedArray):
             x, number = x.combine_chunks(), number.combine_chunks()
-        return x.flatten().to_numpy().reshape(-1, *spec.shape), number.to_numpy()
+        return shaped(x), number.to_numpy()
+
+    def shaped(x: Any) -> Any:
+        if spec.form == "text":
+            return x.to_pylist()
+        if not spec.form:
+            return x.flatten().to_numpy().reshape(-1, *spec.shape)
+        offsets = x.offsets.to_numpy()
+        return _formed(spec, x.flatten().to_numpy(), offsets - offsets[0])
 
     def scan(epoch: int) -> Iterator[Batch]:
         fragments = dataset.get_fragments()
@@ -379,15 +555,29 @@ def _open_lance(spec: Spec) -> Epoch:
 class _Mapped:
     """Memory maps of x.npy and number.npy, that give a batch for an array of row numbers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, spec: Spec) -> None:
+        folder = Path(spec.source)
+        self._spec = spec
         self._x = np.load(folder / "x.npy", mmap_mode="r")
         self._number = np.load(folder / "number.npy", mmap_mode="r")
+        if spec.form:
+            self._offsets = np.append(0, np.load(folder / "ends.npy"))
+            self._memory = memoryview(self._x)  # type: ignore[arg-type]
 
     def __getitem__(self, rows: Array) -> Batch:
         import torch
 
-        x, number = np.take(self._x, rows, axis=0), np.take(self._number, rows)
-        return torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(number))
+        number = torch.from_numpy(np.asarray(np.take(self._number, rows)))
+        if self._spec.form:
+            return self._differing(rows), number
+        return torch.from_numpy(np.asarray(np.take(self._x, rows, axis=0))), number
+
+    def _differing(self, rows: Array) -> Any:
+        starts, stops = self._offsets[rows], self._offsets[rows + 1]
+        places = zip(starts.tolist(), stops.tolist(), strict=True)
+        joined = bytearray().join([self._memory[a:b] for a, b in places])
+        offsets = np.append(0, np.cumsum(stops - starts))
+        return _formed(self._spec, np.frombuffer(joined, self._spec.dtype), offsets)
 
 
 class _Permutation:
@@ -408,7 +598,7 @@ class _Permutation:
 def _open_torch(spec: Spec) -> Epoch:
     loader = _torch_loader(
         spec,
-        _Mapped(Path(spec.source)),
+        _Mapped(spec),
         batch_size=None,
         sampler=_Permutation(spec.rows, spec.batch),
         collate_fn=_first,
@@ -423,7 +613,7 @@ class Peer:
     package: str
     modules: tuple[str, ...]
     open: Callable[[Spec], Epoch]
-    write: Callable[[Array, Array, Path, int], None] | None = None  # (x, number, folder, bytes)
+    write: Callable[[Any, Array, Path, int], None] | None = None  # (x, number, folder, bytes)
 
 
 PEERS = {
@@ -447,6 +637,14 @@ PEERS = {
 }
 
 
+def _stored(arrays: Path, rows: int) -> Array | Rows:
+    """What is to be written; rows that differ in length are brought into memory."""
+    ends = arrays / "ends.npy"
+    if ends.exists():
+        return Rows(np.load(arrays / "x.npy"), np.load(ends))[:rows]
+    return np.load(arrays / "x.npy", mmap_mode="r")[:rows]
+
+
 class _Server:
     """Answers jobs; holds the loader of the epochs."""
 
@@ -457,13 +655,16 @@ class _Server:
 
     def write(self, peer: str, arrays: str, out: str, rows: int, shard: int) -> dict[str, object]:
         """See the module's docstring."""
-        x = np.load(Path(arrays, "x.npy"), mmap_mode="r")[:rows]
+        x = _stored(Path(arrays), rows)
         number = np.load(Path(arrays, "number.npy"), mmap_mode="r")[:rows]
         write = PEERS[peer].write
+        self.prepare(peer)
+        start = time.perf_counter()
         if write is not None:
             Path(out).mkdir(parents=True)
             write(x, number, Path(out), shard)
-        return {"version": version(PEERS[peer].package)}
+        seconds = time.perf_counter() - start
+        return {"version": version(PEERS[peer].package), "seconds": seconds}
 
     def prepare(self, peer: str) -> dict[str, object]:
         """See the module's docstring."""
@@ -483,7 +684,8 @@ class _Server:
             self._epoch = PEERS[self._spec.peer].open(self._spec)
         assert self._spec is not None
         assert self._epoch is not None
-        seconds, fault = timed(self._spec, start, self._epoch(self._number))
+        batches = _nested(self._spec, self._epoch(self._number))
+        seconds, fault = timed(self._spec, start, batches)
         self._number += 1
         return {"seconds": seconds, "fault": fault}
 

@@ -115,11 +115,12 @@ class Peers:
         environment |= variables(self._setting.s3)
         return PeerProcess(self._python, environment, self._setting.scratch / "peers.log")
 
-    def write(self, peer: str, arrays: Path, out: Path, rows: int, shard: int) -> str:
-        """Store the first `rows` rows of `arrays` in the peer's format; its version."""
+    def write(self, peer: str, arrays: Path, out: Path, rows: int, shard: int) -> tuple[str, float]:
+        """Store the first `rows` rows of `arrays` in the peer's format: its version, seconds."""
         job = {"do": "write", "peer": peer, "arrays": str(arrays), "out": str(out)}
         with self.process() as process:
-            return str(process.ask({**job, "rows": rows, "shard": shard})["version"])
+            answer = process.ask({**job, "rows": rows, "shard": shard})
+        return str(answer["version"]), float(answer["seconds"])
 
     def memory_at_hand(self, spec: Spec) -> None:
         """To be called just before a first epoch is timed; see pages.py."""

@@ -50,7 +50,12 @@ class Found:
 
 
 def race(
-    stored: Stored, ways: Sequence[Way], ours: Callable[[], float], *, cold: bool
+    stored: Stored,
+    ways: Sequence[Way],
+    ours: Callable[[], float],
+    *,
+    cold: bool,
+    trial: int = 0,  # batches of an epoch in the trial; 0: all
 ) -> list[Found]:
     """Our rates, then those of each peer by its fastest way."""
     group = stored.group
@@ -64,7 +69,7 @@ def race(
             found.append(Found(name))
             try:
                 tried = [way for way in ways if way.peer == name]
-                contender, wrong = _fastest(stored, tried, effort.trials, cold=cold)
+                contender, wrong = _fastest(stored, tried, effort.trials, trial, cold=cold)
                 found[-1].faults += wrong
             except PeerError as error:
                 found[-1].faults.append(f"no way works: {error}")
@@ -97,7 +102,7 @@ def race(
 
 
 def _fastest(
-    stored: Stored, ways: Sequence[Way], trials: int, *, cold: bool
+    stored: Stored, ways: Sequence[Way], trials: int, trial: int, *, cold: bool
 ) -> tuple[Contender, list[str]]:
     """A contender of the fastest way that gives all rows, and what was wrong with other ways.
 
@@ -107,7 +112,7 @@ def _fastest(
     best: dict[Way, float] = {}
     wrong: list[str] = []
     for way in ways:
-        contender = _contender(stored, way, cold=cold)
+        contender = _contender(stored, way, trial, cold=cold)
         least = min(best.values(), default=PATIENCE)
         contender.patience = min(PATIENCE, max(_SHORTEST_TRIAL, _FAR_SLOWER * least))
         try:
@@ -127,8 +132,9 @@ def _fastest(
     return _contender(stored, min(best, key=best.__getitem__), cold=cold), wrong
 
 
-def _contender(stored: Stored, way: Way, *, cold: bool) -> Contender:
+def _contender(stored: Stored, way: Way, trial: int = 0, *, cold: bool) -> Contender:
     spec = stored.of(way, local=not cold)
+    spec = replace(spec, limit=trial or spec.limit)
     words = f"{PEERS[way.peer].package} {stored.versions[way.peer]}, {way.words}"
     cached = spec.source.startswith("s3://") and way.peer != "lance"
     return stored.group.peers.contender(words, spec, cold=cold, cached=cached)

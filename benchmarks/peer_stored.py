@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import obstore
 
 from storage_loader import Attribute, DataConfig, DataSaver
 
-from .data import OBJECT_NBYTES, make_rows
-from .peer_loaders import MARK, PEERS, Spec
+from .data import OBJECT_NBYTES, Array, make_rows
+from .peer_loaders import PEERS, Rows, Spec, firsts_of, lengths_of
 from .peer_process import PeerError, Peers
 from .setting import Bucket, Setting
 
 SLOW_ROWS = 100_000  # rows of small ones for peers that decode row by row
+STEP = 1000  # rows of a batch that is saved, where they differ in length
 SLOW = ("streaming", "litdata", "webdataset")
 
 
@@ -49,6 +52,7 @@ class Data:
     attributes: tuple[Attribute, ...]
     rows: int
     batch: int
+    lengths: tuple[int, int] = (0, 0)  # of rows that differ: least and most values
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,9 @@ class Stored:
 class Group:
     """The peers that take part."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, names: Sequence[str] = tuple(PEERS)) -> None:
         self.setting = setting
-        self.names = tuple(PEERS) if setting.peers else ("torch",)
+        self.names = tuple(names) if setting.peers else ("torch",)
         self.peers = Peers(setting, setting.peers or sys.executable)
         if not setting.peers:
             left_out = ", ".join(name for name in PEERS if name not in self.names)
@@ -106,18 +110,17 @@ def stored_in_all_formats(group: Group, data: Data, *, on_s3: bool) -> Iterator[
 def _store(group: Group, data: Data, folder: Path, bucket: Bucket | None) -> Stored:
     shard = group.setting.pick(OBJECT_NBYTES, 2**22)
     arrays = folder / "arrays"
-    _make(data, arrays)
+    make(data, arrays)
     place = bucket.settings if bucket else {"storage": folder / "ours"}
     config = DataConfig(data.name, data.attributes, max_object_size=shard, **place)
-    _save(config, data, arrays)
-    value = data.attributes[0]
-    spec = Spec("", "", data.rows, value.dtype, tuple(value.shape), data.batch, shard=shard)
+    save(config, data, arrays)
+    spec = _spec(data, shard)
     stored = Stored(group, data, config, spec, {}, {"torch": str(arrays)}, {}, {})
     for name in group.names:
         out = folder / name
         try:
             rows = rows_of(name, data)
-            stored.versions[name] = group.peers.write(name, arrays, out, rows, shard)
+            stored.versions[name], _ = group.peers.write(name, arrays, out, rows, shard)
         except PeerError as error:
             stored.failed[name] = f"cannot store these rows, {error}"
             continue
@@ -133,24 +136,72 @@ def _store(group: Group, data: Data, folder: Path, bucket: Bucket | None) -> Sto
     return stored
 
 
-def _make(data: Data, arrays: Path) -> None:
+def make(data: Data, arrays: Path) -> None:
     """x.npy and number.npy; the first value of a row tells its number, for the check."""
-    made = make_rows(data.attributes, data.rows)
-    x, number = made[data.attributes[0].name], made["number"]
-    x.reshape(data.rows, -1)[:, 0] = number % MARK
     arrays.mkdir()
+    if data.lengths:
+        x, number = _differing(data, arrays)
+    else:
+        made = make_rows(data.attributes, data.rows)
+        x, number = made[data.attributes[0].name], made["number"]
+        x.reshape(data.rows, -1)[:, 0] = firsts_of(number)
     np.save(arrays / "x.npy", x)
     np.save(arrays / "number.npy", number)
 
 
-def _save(config: DataConfig, data: Data, arrays: Path) -> None:
+def _differing(data: Data, arrays: Path) -> tuple[Array, Array]:
+    """Tokens below 50,000, or letters; ends.npy says where each row ends."""
+    number = np.arange(data.rows)
+    ends = np.cumsum(lengths_of(data.rows, *data.lengths))
+    text = data.attributes[0].dtype == "str"
+    least, most, kind = (97, 123, np.uint8) if text else (0, 50_000, np.int32)
+    x = np.random.default_rng(0).integers(least, most, ends[-1], kind)
+    x[np.append(0, ends[:-1])] = firsts_of(number, text=text)
+    np.save(arrays / "ends.npy", ends)
+    return x, number
+
+
+def _spec(data: Data, shard: int) -> Spec:
+    value = data.attributes[0]
+    dtype, shape = value.dtype, value.shape
+    if data.lengths:
+        dtype = "uint8" if dtype == "str" else dtype
+        shape = (int(lengths_of(data.rows, *data.lengths).mean()),)
+    return Spec("", "", data.rows, dtype, shape, data.batch, shard=shard, lengths=data.lengths)
+
+
+def save(config: DataConfig, data: Data, arrays: Path) -> float:
+    """What `make` made, by our saver: seconds, rows that differ being in memory."""
+    batches = _differing_batches(data, arrays) if data.lengths else _batches(data, arrays)
+    start = time.perf_counter()
+    with DataSaver(config) as saver:
+        for batch in batches:
+            saver(batch)
+    return time.perf_counter() - start
+
+
+def _batches(data: Data, arrays: Path) -> Iterator[dict[str, Any]]:
     x = np.load(arrays / "x.npy", mmap_mode="r")
     number = np.load(arrays / "number.npy", mmap_mode="r")
     step = max(1, 2**25 // x[0].nbytes)
-    with DataSaver(config) as saver:
-        for start in range(0, data.rows, step):
-            part = slice(start, start + step)
-            saver({data.attributes[0].name: x[part], "number": number[part]})
+    for start in range(0, data.rows, step):
+        part = slice(start, start + step)
+        yield {data.attributes[0].name: x[part], "number": number[part]}
+
+
+def _differing_batches(data: Data, arrays: Path) -> list[dict[str, Any]]:
+    value = data.attributes[0]
+    rows = Rows(np.load(arrays / "x.npy"), np.load(arrays / "ends.npy"))
+    number = np.load(arrays / "number.npy")
+    found = []
+    for start in range(0, data.rows, STEP):
+        part = rows[start : start + STEP]
+        numbers = number[start : start + STEP]
+        x: Any = (part.values, np.diff(part.offsets))
+        if value.dtype == "str":
+            x = [row.tobytes().decode() for row in part]
+        found.append({value.name: x, "number": numbers})
+    return found
 
 
 def _upload(bucket: Bucket, folder: Path, prefix: str) -> None:
@@ -167,4 +218,5 @@ def _upload(bucket: Bucket, folder: Path, prefix: str) -> None:
 
 
 def rows_of(name: str, data: Data) -> int:
-    return min(data.rows, SLOW_ROWS) if name in SLOW else data.rows
+    is_slow = name in SLOW and not data.lengths
+    return min(data.rows, SLOW_ROWS) if is_slow else data.rows

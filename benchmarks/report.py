@@ -15,16 +15,23 @@ from .text import spread, target
 TABLE = "README.md"
 
 
-def write(out: Path, name: str, what: str, rows: Sequence[Row], machine: dict[str, object]) -> None:
+def write(
+    out: Path,
+    name: str,
+    what: str,
+    rows: Sequence[Row],
+    machine: dict[str, object],
+    *,
+    part: bool = False,  # rows of the same commit that were not measured now are kept
+) -> None:
     """Write one benchmark's JSON and the page anew."""
     out.mkdir(parents=True, exist_ok=True)
-    value = {
-        "benchmark": name,
-        "what": what,
-        "machine": machine,
-        "rows": [{**asdict(row), "holds": row.holds} for row in rows],
-    }
-    (out / f"{name}.json").write_text(json.dumps(_rounded(value), indent=1) + "\n")
+    file = out / f"{name}.json"
+    made = [{**asdict(row), "holds": row.holds} for row in rows]
+    if part and file.exists():
+        made = _joined(json.loads(file.read_text()), made, machine["commit"])
+    value = {"benchmark": name, "what": what, "machine": machine, "rows": made}
+    file.write_text(json.dumps(_rounded(value), indent=1) + "\n")
     (out / TABLE).write_text(page(out))
 
 
@@ -37,6 +44,16 @@ def line(row: Row) -> str:
         words.append(f"ratio {spread(row.ratio)}")
     words.append(target(row.at_least, row.at_most, row.holds))
     return ", ".join(word for word in words if word)
+
+
+def _joined(
+    earlier: dict[str, Any], made: list[dict[str, Any]], commit: object
+) -> list[dict[str, Any]]:
+    """Rows of an earlier run, those that were made now in their places or at the end."""
+    if earlier["machine"]["commit"] != commit:
+        return made
+    rows = {row["measure"]: row for row in (*earlier["rows"], *made)}
+    return list(rows.values())
 
 
 def _rounded(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from ..catalog import Extreme
 from ..hdf5 import template
 from ..layout import ObjectLayout
 from ..schema import Schema
@@ -25,7 +26,6 @@ class Buffer(Protocol):
     """Rows of one object, as they come in."""
 
     rows: int  # held now
-    extremes: Extremes  # of these rows
 
     def fits(self, arrays: Mapping[str, Rows], start: int, stop: int) -> int:
         """The first of rows `start` to `stop` that has no room any more; `stop` if all have."""
@@ -36,6 +36,9 @@ class Buffer(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether it is known that no row fits any more."""
+
+    def extremes(self) -> dict[str, tuple[Extreme, Extreme]]:
+        """As `Extremes.taken`, of these rows; to be asked before `seal`."""
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:
         """The finished object's bytes, its layout, and the checksum of its directory.
@@ -72,7 +75,6 @@ class ObjectBuffer:
             if (column := self._layout.columns[a.name]).nbytes
         }
         self.rows = 0
-        self.extremes = Extremes(schema)
 
     @property
     def is_full(self) -> bool:
@@ -88,8 +90,13 @@ class ObjectBuffer:
         end = self.rows + stop - start
         for name, column in self._columns.items():
             column[self.rows : end] = cast(Array, arrays[name])[start:stop]
-        self.extremes.add(arrays, start, stop)
         self.rows = end
+
+    def extremes(self) -> dict[str, tuple[Extreme, Extreme]]:
+        """See `Buffer`. Of all rows at once: batch by batch took as long as to copy small rows."""
+        found = Extremes(self._schema)
+        found.add(self._columns, 0, self.rows)
+        return found.taken()
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:
         """See `Buffer`."""

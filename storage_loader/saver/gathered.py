@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..catalog import Extreme
 from ..codecs import Codec
 from ..hdf5 import CodedRegion, coded_template, template
 from ..layout import Column, ObjectLayout, block_items
@@ -79,7 +80,7 @@ class GatheredBuffer:
         self._items: dict[str, int] = {}
         self._data: list[Array] = []  # the finished object, while it is one
         self.rows = 0
-        self.extremes = Extremes(shared.schema)
+        self._extremes = Extremes(shared.schema)
         self._empty()
 
     def _new(self, region: Region) -> _Gathered:
@@ -115,8 +116,12 @@ class GatheredBuffer:
         """See `Buffer`."""
         for attribute in self._shared.schema:
             self._append(attribute, arrays[attribute.name], start, stop)
-        self.extremes.add(arrays, start, stop)
+        self._extremes.add(arrays, start, stop)
         self.rows += stop - start
+
+    def extremes(self) -> dict[str, tuple[Extreme, Extreme]]:
+        """See `Buffer`."""
+        return self._extremes.taken()
 
     def _append(self, attribute: Attribute, rows: Rows, start: int, stop: int) -> None:
         name = attribute.name

@@ -91,7 +91,7 @@ class Uploads:
 
     def _upload(self, key: str, buffer: Buffer) -> StoredObject | None:
         try:
-            extremes = buffer.extremes.taken()
+            extremes = buffer.extremes()
             data, layout, directory_checksum = buffer.seal()
             decoded = sum(column.nbytes for column in layout.columns.values())
             stored = StoredObject(key, xxh3(data), directory_checksum, layout, decoded, extremes)

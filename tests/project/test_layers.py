@@ -217,6 +217,8 @@ after = (root.level, list(root.handlers), logging.root.manager.disable)
 own = logging.getLogger({PACKAGE!r})
 print(json.dumps({{
     "frameworks": [name for name in {FRAMEWORKS!r} if name in sys.modules],
+    "checks": "{PACKAGE}.checks" in sys.modules,
+    "has check": {PACKAGE}.check is sys.modules["{PACKAGE}.checks"].check,
     "logging changed": before != after,
     "level": own.level,
     "handlers": [type(h).__name__ for h in own.handlers if type(h) is not logging.NullHandler],
@@ -232,6 +234,8 @@ print(json.dumps({{
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
         "frameworks": [],
+        "checks": False,
+        "has check": True,
         "logging changed": False,
         "level": 0,
         "handlers": [],
