@@ -29,7 +29,7 @@ from unittest import mock
 
 from tests.support import ROOT
 
-LIBRARY = ("pytest", "tests.support.caches")
+LIBRARY = ("pytest", "tests.support.caches", "storage_loader.store.s3")
 TORCH = (*LIBRARY, "torchdata.stateful_dataloader", "tests.support.kinds", "storage_loader.torch")
 TENSORFLOW = (*LIBRARY, "tests.support.kinds", "storage_loader.tensorflow")
 SKLEARN = (*TORCH, "sklearn.datasets", "torch._dynamo")  # an optimizer imports the latter
