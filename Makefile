@@ -9,6 +9,8 @@ PINS  := requirements/torch.txt requirements/runtime.txt requirements/frameworks
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 # For the newest of everything: any that the package supports.
 NEWEST_PYTHON ?= python3.13
+# The pip that Python brings takes three times as long to choose a file for each of 150 pins.
+PIP := pip==26.3
 # Processes that run the tests.
 JOBS ?= 2
 # More words for pytest, for example PYTEST_ARGS="-k folder -x".
@@ -34,10 +36,11 @@ venv: $(STAMP)  ## install everything into .venv (does nothing when up to date)
 # holds that nothing is missing, and the last line that torch is the pinned one.
 $(STAMP): pyproject.toml $(PINS)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --no-deps $(PIP)
 	$(PY) -m pip install --no-deps -r requirements/dev.txt & dev=$$!; \
-	    $(PY) -m pip install --no-deps $(addprefix -r ,$(filter-out %/dev.txt,$(PINS))); \
+	    $(PY) -m pip install --no-deps $(addprefix -r ,$(filter-out %/dev.txt,$(PINS))) && \
+	    $(PY) -m pip install --no-deps --no-build-isolation --editable .; \
 	    status=$$?; wait $$dev && exit $$status
-	$(PY) -m pip install --no-deps --no-build-isolation --editable .
 	$(PY) -m pip check
 	@grep -qx "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')" \
 	    requirements/torch.txt || { echo "make venv: torch is not the pinned version" >&2; exit 1; }
@@ -52,11 +55,13 @@ test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPO
 # What pip chooses depends on what is there: each of the two begins with nothing.
 test-newest:  ## run the tests without frameworks, with the newest of everything: NEWEST_PYTHON=python3.13
 	$(NEWEST_PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install $(PIP)
 	.venv-newest/bin/python -m pip install --no-compile -r requirements/bare.txt --editable .
 	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-oldest:  ## the same with the lowest versions that pyproject.toml admits
 	python3.11 -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install $(PIP)
 	.venv-oldest/bin/python tests/support/lowest.py aws >.venv-oldest/lowest.txt
 	.venv-oldest/bin/python -m pip install --no-compile -c .venv-oldest/lowest.txt \
 	    -r requirements/bare.txt --editable '.[aws]'

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import logging  # noqa: F401  see below
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
 from typing_extensions import Self
 
 T = TypeVar("T")
+
+_importing = threading.RLock()
+_fork = threading.local()  # `waited`: whether this one holds the lock
+_PATIENCE = 10.0  # seconds; a fork that another library's locks keep from it goes on then
+
+
+@contextmanager
+def late_import() -> Iterator[None]:
+    """Around an import that not everybody needs: no thread forks the process meanwhile.
+
+    A child that is forked in the middle of an import has half of the module, for ever.
+    """
+    with _importing:
+        yield
+
+
+def _before_fork() -> None:
+    _fork.waited = _importing.acquire(timeout=_PATIENCE)
+
+
+def _after_fork() -> None:
+    if _fork.waited:
+        _importing.release()
+
+
+# What is registered last is called first: after `logging`, whose lock many modules take when they
+# are imported. Were it held already, a fork and an import would wait for each other.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class PerProcess(Generic[T]):

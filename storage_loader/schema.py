@@ -340,7 +340,7 @@ class Schema:
         """Attribute names in order."""
         return tuple(attribute.name for attribute in self.attributes)
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes that every row has, over all attributes."""
         return sum(attribute.row_nbytes for attribute in self.attributes)

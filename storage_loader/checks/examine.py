@@ -13,12 +13,12 @@ from ..config import DataConfig
 from ..credentials import Provider
 from ..errors import ConfigError, StorageLoaderError
 from ..keywords import checked_keywords, flag, shown
-from ..store import S3Place, Store, open_store
+from ..process import late_import
+from ..store import Store, open_store
 from .clock import CLOCK
 from .folder import FolderPoints
 from .own import OwnFolder
 from .promises import PAGES, PROMISES
-from .s3 import S3Points
 from .speed import SPEED
 from .trial import Effort, Point, Trial
 from .value import Check, Checked, Found, State, untried
@@ -73,6 +73,9 @@ def check(
 class OwnPoints(Protocol):
     """The points of one kind of storage."""
 
+    @property
+    def is_s3(self) -> bool: ...
+
     def before(self, *, read_only: bool) -> tuple[Point, ...]: ...
 
     def after(self) -> tuple[Point, ...]: ...
@@ -85,6 +88,10 @@ def points_of(config: DataConfig) -> OwnPoints | None:
     """Those of the kind of storage that a config names; memory has none."""
     scheme, _, rest = config.storage.partition("://")
     if scheme == "s3":
+        with late_import():
+            from ..store.s3_place import S3Place  # noqa: PLC0415
+            from .s3 import S3Points  # noqa: PLC0415
+
         return S3Points(S3Place.of(config))
     return FolderPoints(Path(rest)) if scheme == "file" else None
 
@@ -100,7 +107,7 @@ def examine(
     """The same of an open store, and the points of its kind."""
     began = time.monotonic()
     folder = OwnFolder(store)
-    is_s3 = isinstance(own, S3Points)
+    is_s3 = own is not None and own.is_s3
     cleaning = min(_CLEANING, seconds / 4)
     trial = Trial(folder, is_s3, began + seconds - cleaning, effort or Effort())
     points = _points(own, read_only=read_only)

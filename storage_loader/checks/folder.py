@@ -59,6 +59,8 @@ class Mount:
 class FolderPoints:
     """The points of one folder."""
 
+    is_s3 = False
+
     def __init__(self, root: Path, mounts: Path = _MOUNTS) -> None:
         self._root = root
         self._mounts = mounts

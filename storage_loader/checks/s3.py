@@ -13,7 +13,6 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from ..errors import BucketNotFoundError, KeysRefusedError, PermissionDeniedError, StoreError
-from ..store import S3Bucket, S3Place
 from ..store.certificates import (
     Fault,
     NoCertificatesError,
@@ -24,6 +23,8 @@ from ..store.certificates import (
     named_file,
 )
 from ..store.guarded_http import proxy_of
+from ..store.s3_bucket import S3Bucket
+from ..store.s3_place import S3Place
 from ..text import printable
 from .clock import judged_clock
 from .own import FOLDER
@@ -46,6 +47,8 @@ class Answer:
 
 class S3Points:
     """The points of one bucket; `made` says whether it was made for them."""
+
+    is_s3 = True
 
     def __init__(self, place: S3Place, bucket: S3Bucket | None = None) -> None:
         self._place = place

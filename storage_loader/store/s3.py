@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
+from ..config import DataConfig
 from ..process import PerProcess
 from ..ranges import Range
 from . import obstore_s3
@@ -19,7 +20,14 @@ from .guarded_http import proxy_of
 from .keys import Keys, RenewedStore
 from .minio_s3 import MinioS3
 from .obstore_s3 import ObstoreS3
+from .retried import RetriedStore
 from .s3_place import S3Place
+
+
+def open_s3(config: DataConfig) -> Store:
+    """The bucket and prefix of a config; what can succeed a moment later is asked again."""
+    place = S3Place.of(config)
+    return RetriedStore(S3Store(place), config.deadline, place.server_url)
 
 
 class S3Store(Store):

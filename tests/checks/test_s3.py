@@ -21,8 +21,12 @@ from storage_loader.checks import s3
 from storage_loader.checks.examine import examine
 from storage_loader.checks.s3 import S3Points
 from storage_loader.checks.trial import Effort
-from storage_loader.store import ObjectInfo, RetriedStore, S3Bucket, S3Place, S3Store, Store
+from storage_loader.store import ObjectInfo, Store
 from storage_loader.store.forwarding import ForwardingStore
+from storage_loader.store.retried import RetriedStore
+from storage_loader.store.s3 import S3Store
+from storage_loader.store.s3_bucket import S3Bucket
+from storage_loader.store.s3_place import S3Place
 from tests.support.answers import Answer, Answers, Request, error
 from tests.support.places import s3_place
 from tests.support.relay import Relay, relaying

@@ -14,9 +14,10 @@ import pytest
 from storage_loader import Dataset, save
 from storage_loader.errors import ObjectExistsError, ObjectNotFoundError
 from storage_loader.layout import ObjectLayout
-from storage_loader.store import MemoryStore, S3Store, Store
+from storage_loader.store import MemoryStore, Store
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.s3 import S3Store
 from tests.support import ROOT
 from tests.support.forked import Forked, forked
 from tests.support.places import folder_store, s3_place
@@ -229,7 +230,7 @@ def test_the_client_fits_the_process(s3_server: S3Server, s3_bucket: str) -> Non
 
 PROGRAM = """
 import os, sys
-from storage_loader.store import S3Store
+from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
 
 store = S3Store(S3Place(*sys.argv[1:]))
@@ -292,6 +293,46 @@ def test_no_module_is_imported_while_rows_are_loaded(storage: str, tmp_path: Pat
         check=False,
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+OPENS = """
+import os, signal, sys, threading
+from storage_loader import DataConfig
+from storage_loader.store import open_store
+
+config = DataConfig("x", storage="s3://bucket", endpoint="http://127.0.0.1:1")
+begins, forks = threading.Event(), threading.Event()
+
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "minio" and not begins.is_set():
+            begins.set()
+            assert not forks.wait(0.5), "a child was forked in the middle of the import"
+
+
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=open_store, args=(config,))
+thread.start()
+assert begins.wait(60)
+child = os.fork()
+forks.set()
+if not child:
+    signal.alarm(20)
+    open_store(config)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+
+
+def test_a_fork_waits_for_a_thread_that_imports_the_clients_of_s3() -> None:
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OPENS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=100,
+    )
 
 
 FORKS = """

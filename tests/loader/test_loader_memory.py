@@ -181,13 +181,13 @@ def test_100_epochs_take_no_more_than_50(
 
 
 @pytest.fixture(scope="module")
-def two_thousand(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    """2,000 objects of one row."""
+def five_hundred(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """500 objects of one row."""
     attributes = (Attribute("pixels", "uint8", (33_000,)), Attribute(ROW, "int64"))
     storage = {"storage": str(tmp_path_factory.mktemp("many"))}
     the_config = config(storage, attributes=attributes, max_object_size=2**16)
-    save_rows(the_config, 2000, 500)
-    assert len(DataLoader(the_config).open().objects) == 2000
+    save_rows(the_config, 500, 250)
+    assert len(DataLoader(the_config).open().objects) == 500
     return the_config
 
 
@@ -204,13 +204,13 @@ print(json.dumps(seen))
     ("local", "cache_size"), [(True, 0), (False, 0), (False, None), (False, 10**6)]
 )
 def test_64_open_files_are_enough(
-    two_thousand: DataConfig, tmp_path: Path, local: bool, cache_size: int | None
+    five_hundred: DataConfig, tmp_path: Path, local: bool, cache_size: int | None
 ) -> None:
     seen = run(
-        FEW, [two_thousand], local, batch_size=64, shuffle="global", cache_size=cache_size,
+        FEW, [five_hundred], local, batch_size=64, shuffle="global", cache_size=cache_size,
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
-    assert sorted(seen) == list(range(2000))
+    assert sorted(seen) == list(range(500))
 
 
 KILLED = """

@@ -78,6 +78,7 @@ ONLY_IN = {
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
+CLIENTS = ("minio", "obstore", "urllib3", "boto3")  # of S3: imported when a bucket is opened
 
 
 @dataclass(frozen=True)
@@ -212,11 +213,12 @@ import json, logging, sys
 root = logging.getLogger()
 before = (root.level, list(root.handlers), logging.root.manager.disable)
 import {PACKAGE}
+import {PACKAGE}.cli
 
 after = (root.level, list(root.handlers), logging.root.manager.disable)
 own = logging.getLogger({PACKAGE!r})
 print(json.dumps({{
-    "frameworks": [name for name in {FRAMEWORKS!r} if name in sys.modules],
+    "heavy": [name for name in {FRAMEWORKS + CLIENTS!r} if name in sys.modules],
     "checks": "{PACKAGE}.checks" in sys.modules,
     "has check": {PACKAGE}.check is sys.modules["{PACKAGE}.checks"].check,
     "logging changed": before != after,
@@ -233,7 +235,7 @@ print(json.dumps({{
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
-        "frameworks": [],
+        "heavy": [],
         "checks": False,
         "has check": True,
         "logging changed": False,

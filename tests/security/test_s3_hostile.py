@@ -28,9 +28,11 @@ from storage_loader.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from storage_loader.store import FolderStore, MemoryStore, RetriedStore, S3Store, Store, obstore_s3
+from storage_loader.store import FolderStore, MemoryStore, Store, obstore_s3
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.retried import RetriedStore
+from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
 from tests.support.answers import OBJECT, Answer, Answers, answering
 from tests.support.own_process import FRESH

@@ -14,10 +14,11 @@ import pytest
 
 from storage_loader import DataConfig, check
 from storage_loader.errors import StoreConnectionError, StoreError
-from storage_loader.store import S3Place, Store
+from storage_loader.store import Store
 from storage_loader.store.certificates import Refusal, fault
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.s3_place import S3Place
 from tests.support.tls import BODY, Certificate, made, serving
 
 CLIENTS: list[Any] = [ObstoreS3, MinioS3]

@@ -27,7 +27,9 @@ from storage_loader.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from storage_loader.store import RetriedStore, S3Store, Store, open_store
+from storage_loader.store import Store, open_store
+from storage_loader.store.retried import RetriedStore
+from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
 from tests.support.answers import OBJECT, Answer, Answers, error
 from tests.support.places import CLIENTS, s3_place

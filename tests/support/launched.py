@@ -8,6 +8,7 @@ library, which takes longer to import than its test to run, is imported once: th
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -72,6 +73,8 @@ def launch(library: str, module: str, storage: str, scratch: Path) -> tuple[Any,
 def main(library: str, module: str, runs: list[tuple[list[str], dict[str, str]]]) -> None:
     """Run all at the same time and print the last line of each; the first that fails ends this."""
     importlib.import_module(library)
+    gc.collect()
+    gc.freeze()  # else each process looks at all that was imported, and so copies it
     outputs = []
     for words, environment in runs:
         outputs.append(tempfile.TemporaryFile("w+"))  # noqa: SIM115  # until this process ends

@@ -13,7 +13,7 @@ from typing import Any
 # Its server has imported the library once and run nothing of it: a child is as good as a process
 # that starts anew, and half a second sooner there.
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["tests.support.caches"])
+FRESH.set_forkserver_preload(["tests.support.caches", "storage_loader.store.s3"])
 
 
 def in_processes(

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage_loader.store import FolderStore, RetriedStore, S3Store, Store
+from storage_loader.store import FolderStore, Store
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.retried import RetriedStore
+from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
 from tests.support.s3 import S3Server
 

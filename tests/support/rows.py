@@ -63,44 +63,61 @@ MOST_ITEMS = 700  # of a row of numbers; one in 64 rows has so many, one in 8 no
 
 def count_of(number: int, name: str) -> int:
     """Items, characters or bytes of a row that has no fixed size."""
-    drawn = int(_mixed(np.array([number]), 1, np.uint64(len(name)))[0, 0] >> np.uint64(20))
-    if drawn % 8 == 0:
-        return 0
-    return MOST_ITEMS if drawn % 64 == 1 else drawn % 23
+    return int(_counts(np.array([number]), name)[0])
+
+
+def _counts(rows: np.ndarray, name: str) -> np.ndarray:
+    drawn = _mixed(rows, 1, np.uint64(len(name)))[:, 0] >> np.uint64(20)
+    counts = np.where(drawn % 64 == 1, MOST_ITEMS, drawn % 23).astype(np.int64)
+    return np.where(drawn % 8 == 0, 0, counts)
 
 
 def _variable(attribute: Attribute, rows: np.ndarray, salt: np.uint64) -> Any:
-    counts = [count_of(number, attribute.name) for number in rows.tolist()]
+    counts = _counts(rows, attribute.name)
     if attribute.is_text:
-        pairs = zip(rows.tolist(), counts, strict=True)
-        return [_text(attribute.dtype, number, count, salt) for number, count in pairs]
-    items = []
-    for number, count in zip(rows, counts, strict=True):
-        nbytes = count * attribute.item_nbytes
-        octets = _mixed(number[None], -(-nbytes // 8), salt).view(np.uint8)[0, :nbytes]
-        if attribute.dtype == "bool":
-            octets = octets & 1
-        items.append(octets.view(attribute.numpy_dtype).reshape(count, *attribute.item_shape))
-    none = np.empty((0, *attribute.item_shape), attribute.numpy_dtype)
-    return Ragged.of_lengths(np.concatenate([none, *items]), counts)
+        octets = np.split(_octets(rows, counts, salt), np.cumsum(counts)[:-1]) if len(rows) else []
+        each = zip(rows.tolist(), octets, strict=True)
+        return [_text(attribute.dtype, number, one) for number, one in each]
+    octets = _octets(rows, counts * attribute.item_nbytes, salt)
+    if attribute.dtype == "bool":
+        octets = octets & 1
+    shape = (counts.sum(), *attribute.item_shape)
+    return Ragged.of_lengths(octets.view(attribute.numpy_dtype).reshape(shape), counts.tolist())
 
 
-def _text(dtype: str, number: int, count: int, salt: np.uint64) -> Any:
-    octets = _mixed(np.array([number]), count, salt).view(np.uint8)[0]
+LETTERS = 'ab\0\u00e9\u6f22\U0001f600\n"'
+
+
+def _text(dtype: str, number: int, octets: np.ndarray) -> Any:
     if dtype == "bytes":
-        return octets[:count].tobytes()
-    text = "".join('ab\0\u00e9\u6f22\U0001f600\n"'[one % 8] for one in octets[:count].tolist())
+        return octets.tobytes()
+    text = "".join(map(LETTERS.__getitem__, (octets % 8).tolist()))
     if dtype == "str":
         return text
+    count = len(octets)
     return (
         {"row": number, "text": text, "nested": [None, True, {"": number / 8}]} if count else count
     )
 
 
+def _octets(rows: np.ndarray, nbytes: np.ndarray, salt: np.uint64) -> np.ndarray:
+    """The first `nbytes` of each row's words, one row after another."""
+    words = -(-nbytes // 8)
+    row = np.repeat(np.arange(len(rows)), words)
+    place = np.arange(len(row)) - (np.cumsum(words) - words)[row]
+    mixed = _mix((rows.astype(np.uint64)[row] << np.uint64(24)) + place.astype(np.uint64) + salt)
+    kept = 8 * place[:, None] + np.arange(8) < nbytes[row][:, None]
+    return mixed.view(np.uint8).reshape(-1, 8)[kept]
+
+
 def _mixed(rows: np.ndarray, words: int, salt: np.uint64) -> np.ndarray:
-    """Shape (rows, words): splitmix64 of salt, row and place, a bijection of 64-bit words."""
+    """Shape (rows, words): of salt, row and place."""
     place = np.arange(words, dtype=np.uint64)
-    x = (rows.astype(np.uint64)[:, None] << np.uint64(24)) + place[None, :] + salt
+    return _mix((rows.astype(np.uint64)[:, None] << np.uint64(24)) + place[None, :] + salt)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Splitmix64, a bijection of 64-bit words."""
     x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(2**64 - 1)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)

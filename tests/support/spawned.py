@@ -12,6 +12,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ from unittest import mock
 
 from tests.support import ROOT
 
-LIBRARY = ("pytest", "tests.support.caches")
+LIBRARY = ("pytest", "tests.support.caches", "storage_loader.store.s3", "storage_loader.cli")
 TORCH = (*LIBRARY, "torchdata.stateful_dataloader", "tests.support.kinds", "storage_loader.torch")
 TENSORFLOW = (*LIBRARY, "tests.support.kinds", "storage_loader.tensorflow")
 SKLEARN = (*TORCH, "sklearn.datasets", "torch._dynamo")  # an optimizer imports the latter
@@ -238,6 +239,8 @@ def _run(words: list[str]) -> None:
 def main(file: int, *modules: str) -> None:
     for module in modules:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else each child looks at all that was imported, and so copies it
     asked = _serve(socket.socket(fileno=file))
     if asked is not None:
         inner = _fork_server(modules) if asked["starts"] else asked
