@@ -1,8 +1,5 @@
 """Training datasets as HDF5 objects on MinIO, any S3 or a folder."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from .catalog import (
     Collected,
     DatasetInfo,
@@ -18,6 +15,7 @@ from .catalog import (
     list_datasets,
     verify_dataset,
 )
+from .checks import Check, Checked, check
 from .config import DataConfig
 from .credentials import Credentials
 from .errors import StorageLoaderError
@@ -34,9 +32,6 @@ from .loader import (
 from .ragged import Pad, Ragged
 from .saver import DataSaver, save
 from .schema import Attribute
-
-if TYPE_CHECKING:
-    from .checks import Check, Checked, check
 
 __version__ = "0.1.0"
 
@@ -74,11 +69,3 @@ __all__ = [
     "split",
     "verify_dataset",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """What few processes ask for is imported when they do: `check` takes 5% of all imports."""
-    if name not in ("Check", "Checked", "check"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(".checks", __name__), name)
-    return found
