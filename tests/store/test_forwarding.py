@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from storage_loader.store import CountedStore, Counter, MemoryStore, RetriedStore, Store
+from storage_loader.store import CountedStore, Counter, MemoryStore, Store
 from storage_loader.store.forwarding import ForwardingStore
 from storage_loader.store.keys import RenewedStore
+from storage_loader.store.retried import RetriedStore
 
 SLOW = {"get_many", "find", "find_all", "find_and_list"}  # made of other verbs where not overridden
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

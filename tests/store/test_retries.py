@@ -30,11 +30,11 @@ from storage_loader.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from storage_loader.store import CountedStore, Counter, MemoryStore, RetriedStore, Store, open_store
+from storage_loader.store import CountedStore, Counter, MemoryStore, Store, open_store
 from storage_loader.store import retried as module
 from storage_loader.store.base import WHOLE
 from storage_loader.store.outage import Outage
-from storage_loader.store.retried import pause
+from storage_loader.store.retried import RetriedStore, pause
 from storage_loader.store.s3_place import ConflictError, S3Place
 from tests.support.answers import OBJECT, Answer, Answers, Request, error
 from tests.support.places import CLIENTS

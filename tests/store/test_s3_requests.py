@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from storage_loader.errors import StoreError
-from storage_loader.store import RetriedStore, Store
+from storage_loader.store import Store
 from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3_place import THREADS, S3Place
 from tests.support.answers import OBJECT, Answer, Answers, Request, error
 from tests.support.places import CLIENTS

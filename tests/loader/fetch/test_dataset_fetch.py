@@ -13,7 +13,8 @@ import pytest
 from storage_loader import Attribute, DataConfig, DataLoader, Dataset
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ConfigError, StoreError
-from storage_loader.store import RetriedStore, Store, open_store
+from storage_loader.store import Store, open_store
+from storage_loader.store.retried import RetriedStore
 from tests.support.faulty import Call, WatchedStore, watch
 from tests.support.rows import ROW, assert_rows, config, make, numbers_in, save_rows
 
