@@ -36,7 +36,7 @@ AT_LEAST = 0.8
 
 
 def run(setting: Setting) -> Iterable[Row]:
-    count = setting.pick(100_000, 3000)
+    count = setting.pick(200_000, 3000)  # a few objects, so that their ends weigh as they do in use
     rng = np.random.default_rng(0)
     words = (rng.zipf(1.3, count * 1024) % 32_000).astype(np.int32)
     fixed = Attribute("tokens", "int32", (1024,))
