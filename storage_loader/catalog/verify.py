@@ -34,7 +34,9 @@ from .snapshot import Version, rows_text
 from .stored import DATASET_KEYS, DATASET_LIMIT, row_order
 
 _THREADS = 8
-_MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
+# Bytes of an object beside rows and checksums: a thousand attributes take 1 MiB, and all units and
+# descriptions no more than dataset.json.
+_MAX_HEADER = 32 * 2**20
 _KEPT_HEADERS = 1024  # that are known to be right: objects of one layout have the same
 
 T = TypeVar("T")
