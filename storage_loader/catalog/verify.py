@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -34,7 +33,9 @@ from .snapshot import Version, rows_text
 from .stored import DATASET_KEYS, DATASET_LIMIT, row_order
 
 _THREADS = 8
-_MAX_HEADER = 16 * 2**20  # bytes of an object beside rows and checksums; a thousand attributes: 1
+# Bytes of an object beside rows and checksums: a thousand attributes take 1 MiB, and all units and
+# descriptions no more than dataset.json.
+_MAX_HEADER = 32 * 2**20
 _KEPT_HEADERS = 1024  # that are known to be right: objects of one layout have the same
 
 T = TypeVar("T")
@@ -105,9 +106,6 @@ def verify_dataset(
         problems.append(problem)
         found(problem)
 
-    def note_of_commit(commit_id: CommitId, what: str) -> None:
-        note(Problem(config.dataset_name, what, str(commit_id)))
-
     described = _read_dataset(catalog, note)
     if described is None:
         return Verified(Version.of({}), 0, 0, 0, tuple(problems))
@@ -125,9 +123,7 @@ def verify_dataset(
     schemas = {i: schema if (own := commits[i].notes) is None else schema.noted(own) for i in live}
     examiner = _Examiner(catalog.store, catalog.prefix, schemas, listed)
     objects = (
-        (i, stored)
-        for i, part in zip(live, parts, strict=True)
-        for stored in _with_extremes(part, commits[i], schema, partial(note_of_commit, i))
+        (i, stored) for i in live for stored in _with_extremes(catalog, schema, i, commits[i], note)
     )
     owners: dict[str, CommitId] = {}
     done = first = 0
@@ -197,23 +193,27 @@ def _read_commit(
 
 
 def _with_extremes(
-    objects: StoredObjects, commit: Commit, schema: Schema, note: Callable[[str], None]
+    catalog: Catalog,
+    schema: Schema,
+    commit_id: CommitId,
+    commit: Commit,
+    note: Callable[[Problem], None],
 ) -> Iterator[StoredObject]:
-    """The objects with what their commit says of values; a note, and without, where it says none.
+    """A commit's objects with what it says of their values, which may be anything.
 
-    What that is nobody has looked at.
+    Without, and with a problem, where it has no lists of them.
     """
-    names = [a.name for a in schema if has_bounds(a)]
-    stated = json.loads(commit.extremes)
-    for what, columns in zip(("least", "most"), stated, strict=True):
+    names = [a.name for a in schema if has_bounds(a)] if commit.objects else []
+    least, most = json.loads(commit.extremes)
+    for what, columns in (("least", least), ("most", most)):
         for name in names:
             column = columns.get(name) if isinstance(columns, dict) else None
-            if len(objects) and (not isinstance(column, list) or len(column) != len(objects)):
-                note(f"'{what}' has no list of {name!r} that is as long as those of objects")
-                yield from objects
+            if not isinstance(column, list) or len(column) != len(commit.objects):
+                text = f"{what!r} has no list of {name!r} that is as long as those of objects"
+                note(Problem(catalog.config.dataset_name, text, str(commit_id)))
+                yield from commit.objects
                 return
-    least, most = stated
-    for place, stored in enumerate(objects):
+    for place, stored in enumerate(commit.objects):
         found = {name: (least[name][place], most[name][place]) for name in names}
         yield replace(stored, extremes=found)
 

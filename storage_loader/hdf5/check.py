@@ -22,7 +22,8 @@ def header_problems(schema: Schema, layout: ObjectLayout, header: bytes) -> list
     `header`: all bytes of the object that are of no column and not of the directory, in order.
     """
     elsewhere = f"its parts do not lie where this version of storage_loader puts them; {_PERHAPS}"
-    if len(header) < LEAST_HEADER * len(schema):  # a template of that many takes seconds
+    notes = sum(len(text.encode()) for a in schema for text in a.notes.values())
+    if len(header) < LEAST_HEADER * len(schema) + notes:  # a template of that many takes seconds
         return [("", elsewhere)]
     values = tuple(layout.columns[r.name].items for r in schema.regions if r.role == "values")
     blocks = tuple(c.block_items for c in layout.columns.values())

@@ -274,6 +274,10 @@ def _created(file: _Recorder) -> h5py.File:
     access.set_alignment(1, ALIGNMENT)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
+    cache = access.get_mdc_config()  # HDF5 keeps all of the header, and writes it once
+    cache.evictions_enabled = False
+    cache.incr_mode = cache.flash_incr_mode = cache.decr_mode = 0
+    access.set_mdc_config(cache)
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     creation.set_obj_track_times(False)  # of the root group
     return h5py.File(h5py.h5f.create(b"template", h5py.h5f.ACC_TRUNC, creation, access))

@@ -176,7 +176,23 @@ class Independent:
                 one = {name: columns[name][place] for name in known}
                 for name, piece in self._object(one, commit["layouts"]).items():
                     values[name] += piece
+                    stated = [columns.get(what, {}).get(name) for what in ("least", "most")]
+                    self._check_bounds(name, piece, [some and some[place] for some in stated])
         return values
+
+    def _check_bounds(self, name: str, piece: Any, stated: list[Any]) -> None:
+        """Of single real numbers the commit says the smallest and the largest."""
+        [attribute] = [a for a in self.attributes if a["name"] == name]
+        dtype = attribute["dtype"]
+        if attribute["shape"] or dtype in TEXTS or dtype.startswith("complex"):
+            assert stated == [None, None]
+            return
+        if dtype == "bfloat16":
+            values = (np.frombuffer(piece, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            values = np.frombuffer(piece, np.dtype(dtype).newbyteorder("<"))
+        is_known = np.isfinite(values).all()
+        assert stated == ([values.min(), values.max()] if is_known else [None, None])
 
     @staticmethod
     def is_variable(attribute: dict[str, Any]) -> bool:

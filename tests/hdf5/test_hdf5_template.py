@@ -186,6 +186,21 @@ def test_the_header_is_small() -> None:
         assert layout.nbytes - 100 * schema.row_nbytes - 8 * layout.num_checksums < most
 
 
+@pytest.mark.parametrize("dtype", ["int8", "str"])
+def test_headers_of_several_mebibytes(dtype: str) -> None:
+    """HDF5's cache of what it writes begins with two: what it drops from there, it reads again."""
+    schema = Schema.of([Attribute(f"x{i}", dtype, description="é" * 4096) for i in range(400)])
+    made = template(schema, 3, tuple(range(400)) if dtype == "str" else ())
+    layout = made.layout
+    parts = [(offset, offset + len(piece)) for offset, piece in made.pieces]
+    parts += [(c.offset, c.end) for c in layout.columns.values() if c.nbytes]
+    parts = sorted([*parts, layout.directory_range])
+    assert [end for _, end in parts] == [*(start for start, _ in parts[1:]), layout.nbytes]
+    with h5py.File(io.BytesIO(filled(made, seed=0)), "r") as h5:
+        for a in schema:
+            assert_shown(h5, a)
+
+
 def test_what_equal_schemas_differ_in_is_not_mixed_up() -> None:
     """Templates are kept by schema, and two are equal whatever their notes are."""
     plain = Schema.of([("x", "int8"), ("text", "str")])

@@ -172,6 +172,7 @@ def try_commit(body: bytes) -> Commit | None:
     plain = replace(commit, info={})  # which may hold anything
     again = Commit.from_bytes(plain.to_bytes(), SCHEMA, place="here")
     assert (again.objects, again.replaces) == (commit.objects, commit.replaces)
+    assert again.notes == commit.notes
     for stored in commit.objects:
         parts = stored.key.split("/")
         assert len(parts) == 3
