@@ -5,7 +5,7 @@
 - {"do": "write", "peer", "arrays", "out", "rows", "shard"}: store the first `rows` rows of the
   folder `arrays` (x.npy and number.npy, and ends.npy where rows differ in length) in the peer's
   format, in the folder `out`, in shards of `shard` bytes, and give {"version", "seconds"}: those
-  of writing, the arrays being in memory.
+  of writing, before which rows that differ are brought into memory.
 - {"do": "prepare", "peer"}: import what the peer's loader needs, which is not to be timed.
 - {"do": "epoch", "spec"}: the first epoch of a loader that `spec` (see Spec) asks for, timed with
   its construction; or, where `spec` is null, the next epoch of that loader. It gives
@@ -167,9 +167,8 @@ def _look_padded(x: Any, count: int) -> tuple[Array, ...]:
 
 
 def _look_text(x: list[str], count: int) -> tuple[Array, ...]:
-    return np.fromiter(map(ord, map(_FIRST, x)), np.uint8, count), np.fromiter(
-        map(len, x), int, count
-    )
+    firsts = np.fromiter(map(ord, map(_FIRST, x)), np.uint8, count)
+    return firsts, np.fromiter(map(len, x), np.int64, count)
 
 
 _FIRST = operator.itemgetter(0)

@@ -34,8 +34,10 @@ class PeerProcess:
         self, python: str, environment: Mapping[str, str], log: Path, program: Path = PROGRAM
     ) -> None:
         # What an error's text must not show, as it ends in the results.
-        self._hidden = {environment[name]: "***" for name in _HIDDEN}
-        self._hidden |= {environment["AWS_ENDPOINT"]: "the server", str(log.parent): "scratch"}
+        self._hidden = {environment[name]: "***" for name in _HIDDEN if name in environment}
+        self._hidden |= {str(log.parent): "scratch"}
+        if "AWS_ENDPOINT" in environment:
+            self._hidden[environment["AWS_ENDPOINT"]] = "the server"
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [python, str(program)],
@@ -106,13 +108,14 @@ class PeerProcess:
 class Peers:
     """Starts processes of the Python that has the peers."""
 
-    def __init__(self, setting: Setting, python: str) -> None:
-        self._setting, self._python = setting, python
+    def __init__(self, setting: Setting, python: str, *, on_s3: bool = True) -> None:
+        self._setting, self._python, self._on_s3 = setting, python, on_s3
 
     def process(self) -> PeerProcess:
-        """A new one, that can reach the S3 server."""
+        """A new one, that can reach the S3 server if it is to."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE)}
-        environment |= variables(self._setting.s3)
+        if self._on_s3:
+            environment |= variables(self._setting.s3)
         return PeerProcess(self._python, environment, self._setting.scratch / "peers.log")
 
     def write(self, peer: str, arrays: Path, out: Path, rows: int, shard: int) -> tuple[str, float]:

@@ -86,10 +86,12 @@ class Stored:
 class Group:
     """The peers that take part."""
 
-    def __init__(self, setting: Setting, names: Sequence[str] = tuple(PEERS)) -> None:
+    def __init__(
+        self, setting: Setting, names: Sequence[str] = tuple(PEERS), *, on_s3: bool = True
+    ) -> None:
         self.setting = setting
         self.names = tuple(names) if setting.peers else ("torch",)
-        self.peers = Peers(setting, setting.peers or sys.executable)
+        self.peers = Peers(setting, setting.peers or sys.executable, on_s3=on_s3)
         if not setting.peers:
             left_out = ", ".join(name for name in PEERS if name not in self.names)
             print(f"without --peers PYTHON these are left out: {left_out}", flush=True)

@@ -130,7 +130,8 @@ def _loaded(setting: Setting, data: Data, forms: Sequence[Form]) -> Iterator[Row
         return
     names = dict.fromkeys(ways[0].peer for _, ways, _ in wanted)
     trial = -(-TRIAL_ROWS // data.batch) if data.rows > TRIAL_ROWS else 0
-    with stored_in_all_formats(Group(setting, tuple(names)), data, on_s3=False) as stored:
+    group = Group(setting, tuple(names), on_s3=False)
+    with stored_in_all_formats(group, data, on_s3=False) as stored:
         for form, ways, measure in wanted:
             asked = replace(stored, spec=replace(stored.spec, form=form.form))
             tried = ways[: setting.pick(len(ways), 1)]
@@ -153,7 +154,7 @@ def _saved(setting: Setting, data: Data) -> Iterator[Row]:
 
 
 def _raced_saving(setting: Setting, data: Data, arrays: Path, peer: str, measure: str) -> Row:
-    peers = Group(setting).peers
+    peers = Group(setting, on_s3=False).peers
     words = ""
 
     def ours() -> float:
