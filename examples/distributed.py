@@ -69,6 +69,9 @@ def train(rank: int, config: DataConfig, folder: str, stop_at: int | None) -> No
         )
         rows = len(loader) * WORLD_SIZE * 32
         print(f"stopped after {steps} steps, {steps * WORLD_SIZE * 32 / rows:.1f} epochs")
+    # The group must outlive the model: as the last to hold it, the model waits with Python's lock
+    # for a thread of gloo's, which may wait for that lock.
+    del model
     distributed.destroy_process_group()
 
 

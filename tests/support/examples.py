@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from tests.support import ROOT
-from tests.support.spawned import LIBRARY, SKLEARN, imported_once
+from tests.support.spawned import JAX, SKLEARN, TENSORFLOW, imported_once
 
 EXAMPLES = ROOT / "examples"
 
 DIGITS = EXAMPLES / "digits.py"
+IMPORTS = {"storage_loader.tensorflow": TENSORFLOW, "storage_loader.jax": JAX}  # else torch
 
 
 def run_example(
@@ -21,8 +22,8 @@ def run_example(
 ) -> subprocess.CompletedProcess[str]:
     """An example that has ended well."""
     text = example.read_text()
-    is_of_torch = "import torch" in text or "storage_loader.torch" in text
-    with imported_once(*(SKLEARN if is_of_torch else LIBRARY), starts="spawn(" in text):
+    modules = next((IMPORTS[name] for name in IMPORTS if name in text), SKLEARN)
+    with imported_once(*modules, starts="spawn(" in text):
         done = subprocess.run(
             [sys.executable, example, *options],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # other tests run beside it
