@@ -6,6 +6,7 @@ server that stays silent would keep the process until its requests time out.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
 
 LEFT = 1.0  # seconds that those who give up wait for requests under way
 
@@ -91,10 +94,20 @@ def _work(tasks: SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
             try:
                 result = call()
             except BaseException as error:  # whoever waits gets it
-                future.set_exception(error)
+                _settle(future.set_exception, error)
             else:
-                future.set_result(result)
+                _settle(future.set_result, result)
                 del result
         del task, future, call  # what they hold, before the next is waited for
         idle.release()
     tasks.put(None)  # for the next thread
+
+
+def _settle(how: Callable[[Any], None], value: Any) -> None:
+    """Say how a call ended, and be there for the next one."""
+    try:
+        how(value)
+    except RuntimeError as error:
+        # A wait that Ctrl-C ended at the wrong moment lets go of a lock that this thread holds:
+        # Python's conditions are not proof against it. Nobody waits there any more.
+        _log.debug("a thread of %s: %s", threading.current_thread().name, error)

@@ -29,6 +29,26 @@ def test_results_come_in_order_from_no_more_threads_than_may_be() -> None:
     threads.end()
 
 
+def test_a_thread_outlives_a_waiter_whose_lock_ctrl_c_has_broken() -> None:
+    """What `concurrent.futures.wait` leaves behind where Ctrl-C ends it at the wrong moment."""
+
+    class Broken:
+        def add_result(self, _: object) -> None:
+            raise RuntimeError("release unlocked lock")
+
+        add_exception = add_result
+
+    threads, go_on = Threads(1, "one"), threading.Event()
+    for call in (lambda: go_on.wait(20), lambda: go_on.wait(20) and 1 / 0):
+        go_on.clear()
+        future = threads.submit(call)
+        future._waiters.append(Broken())  # type: ignore[attr-defined]
+        go_on.set()
+        assert threads.submit(lambda: 7).result(20) == 7
+        assert future.done()
+    threads.end()
+
+
 def test_an_idle_thread_is_used_again() -> None:
     threads = Threads(8, "one")
     names = set()

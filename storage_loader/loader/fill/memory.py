@@ -38,6 +38,11 @@ class ReusedMemory:
     def __init__(self) -> None:
         self._free: list[Array] = []
 
+    @property
+    def num_free(self) -> int:
+        """Large pieces that nothing refers to."""
+        return len(self._free)
+
     def empty(self, nbytes: int) -> Array:
         """Bytes, shape (nbytes,), on a 64-byte boundary; reused where what is free is enough."""
         if nbytes < _LARGE_NBYTES:
@@ -66,6 +71,11 @@ class AlignedMemory:
 
     def __init__(self) -> None:
         self._pieces: dict[int, ReusedMemory] = {}  # by size
+
+    @property
+    def num_free(self) -> int:
+        """Large pieces that nothing refers to."""
+        return sum(pieces.num_free for pieces in self._pieces.values())
 
     def wants(self, nbytes: int) -> bool:
         return nbytes >= _LARGE_NBYTES  # a framework copies less as fast as we would

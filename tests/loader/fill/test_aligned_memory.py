@@ -55,8 +55,7 @@ def test_two_free_pieces_of_a_size_are_kept() -> None:
     memory = AlignedMemory()
     pieces = [memory.empty(LARGE) for _ in range(10)]
     del pieces
-    [kept] = memory._pieces.values()
-    assert len(kept._free) == 2
+    assert memory.num_free == 2
 
 
 def test_a_window_gets_any_piece_that_is_enough_and_one_that_is_not_goes() -> None:
@@ -68,7 +67,7 @@ def test_a_window_gets_any_piece_that_is_enough_and_one_that_is_not_goes() -> No
         del piece
     larger = memory.empty(3 * LARGE + 1)
     assert larger.nbytes == 3 * LARGE + 1
-    assert memory._free == []
+    assert memory.num_free == 0
 
 
 def test_memory_outlives_its_giver_and_stays_at_home() -> None:
@@ -76,7 +75,7 @@ def test_memory_outlives_its_giver_and_stays_at_home() -> None:
     piece = memory.empty(LARGE)
     piece[...] = 7
     copy = pickle.loads(pickle.dumps(memory))
-    assert copy._pieces == {}
+    assert copy.num_free == 0
     del memory
     gc.collect()
     assert (piece == 7).all()
