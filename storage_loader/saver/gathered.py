@@ -84,10 +84,10 @@ class GatheredBuffer:
         self._empty()
 
     def _new(self, region: Region) -> _Gathered:
-        codec = self._shared.codecs.get(region.name)
-        if codec is None:
-            return _Chunks(self._shared.memory, self._shared.chunk_nbytes)
         shared = self._shared
+        codec = shared.codecs.get(region.name)
+        if codec is None:
+            return _Chunks(shared.memory, shared.chunk_nbytes)
         return _Blocks(region, codec, shared.coders, shared.memory, shared.together)
 
     def _empty(self) -> None:

@@ -172,8 +172,13 @@ def assert_all_there(
         assert number == rows, way.__name__
 
 
-def assert_in_any_order(config: DataConfig, rows: int) -> None:
-    """Rows of `EVERY_KIND` by their numbers, and of some attributes alone; cached and not."""
+def assert_in_any_order(
+    config: DataConfig,
+    rows: int,
+    attributes: Sequence[Attribute] = EVERY_KIND,
+    subsets: Sequence[Sequence[str]] = (["tokens"], ["meta", ROW], ["image"], ["thin", "caption"]),
+) -> None:
+    """Rows of the attributes by their numbers, and of some of these alone; cached and not."""
     generator = np.random.default_rng(0)
     for settings in ({}, {"cache_size": 0}):
         source = Dataset(config, **settings)
@@ -183,8 +188,12 @@ def assert_in_any_order(config: DataConfig, rows: int) -> None:
             np.arange(rows)[::-1],
             np.array([rows - 1, 0, 0, rows - 1]),
         ):
-            assert_rows(source[index], index, EVERY_KIND)
-        for subset in (["tokens"], ["meta", ROW], ["image"], ["thin", "caption"]):
-            chosen = [next(a for a in EVERY_KIND if a.name == name) for name in subset]
+            assert_rows(source[index], index, attributes)
+        for subset in subsets:
             some = Dataset(config, attributes=subset, **settings)
-            assert_rows(some[::3], range(0, rows, 3), chosen)
+            assert_rows(some[::3], range(0, rows, 3), named(attributes, subset))
+
+
+def named(attributes: Sequence[Attribute], names: Sequence[str]) -> list[Attribute]:
+    """Those of the attributes, in the order of the names."""
+    return [next(a for a in attributes if a.name == name) for name in names]

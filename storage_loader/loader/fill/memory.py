@@ -57,9 +57,6 @@ class ReusedMemory:
         weakref.finalize(loan, _give_back, self._free, room).atexit = False
         return np.asarray(loan)[:nbytes]
 
-    def __reduce__(self) -> tuple[type[ReusedMemory], tuple[()]]:
-        return type(self), ()
-
 
 class AlignedMemory:
     """Memory that begins on a 64-byte boundary for each attribute; see `Memory`.
