@@ -33,7 +33,7 @@ SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as 
 _HEAD = 2**16  # bytes
 _LINE = 2**10  # bytes of a line between chunks
 _LINES = 100  # lines in a row, where chunks have one each
-_REFUSAL = 2**16  # bytes of a refusal's body that are read
+REFUSAL = 2**16  # bytes of a refusal's body that are read
 _WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
 _PIECE = 2**16
 _PLACES = 8  # servers whose connections are kept
@@ -157,7 +157,7 @@ def _body(response: BaseHTTPResponse) -> bytes:
     try:
         for piece in response.stream(_PIECE, decode_content=False):
             body += piece
-            if len(body) > (_REFUSAL if is_refusal else _WHOLE):
+            if len(body) > (REFUSAL if is_refusal else _WHOLE):
                 break
         else:
             is_over = True
@@ -170,7 +170,7 @@ def _body(response: BaseHTTPResponse) -> bytes:
         response.release_conn()
     if not is_refusal and not is_over:
         raise TooMuchError(f"the server sent an answer of more than {_WHOLE} bytes")
-    return bytes(body[:_REFUSAL] if is_refusal else body)
+    return bytes(body[:REFUSAL] if is_refusal else body)
 
 
 class _Paced(io.RawIOBase):

@@ -1,8 +1,6 @@
 """Objects in an S3 bucket: MinIO, AWS, Ceph, any endpoint, path style.
 
-obstore moves the bytes: in Rust, outside the GIL. Its runtime does not survive a fork, so a
-process that was forked after obstore ran uses the minio client instead. So does one behind a proxy,
-which could lead a redirect anywhere: obstore would follow it. Both are `Store`s.
+Who is behind a proxy uses the minio client alone.
 """
 
 from __future__ import annotations
@@ -14,12 +12,11 @@ from typing_extensions import Buffer
 from ..config import DataConfig
 from ..process import PerProcess
 from ..ranges import Range
-from . import obstore_s3
 from .base import WHOLE, Buffers, ObjectInfo, Store
+from .direct_s3 import DirectS3
 from .guarded_http import proxy_of
 from .keys import Keys, RenewedStore
 from .minio_s3 import MinioS3
-from .obstore_s3 import ObstoreS3
 from .retried import RetriedStore
 from .s3_place import S3Place
 
@@ -48,11 +45,7 @@ class S3Store(Store):
     def _make(self) -> Store:
         keys = self._keys()
         is_direct = proxy_of(self.place.server_url) is None
-        client: Store = (
-            ObstoreS3(self.place, keys)
-            if obstore_s3.usable() and is_direct
-            else MinioS3(self.place, keys)
-        )
+        client = (DirectS3 if is_direct else MinioS3)(self.place, keys)
         return client if keys is None else RenewedStore(client, keys)
 
     def _keys(self) -> Keys | None:
