@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 from ..errors import ObjectNotFoundError, ObjectShortError, ObjectTooLargeError, StoreError
 from ..ranges import Range
 
-STREAM_CHUNK = 2**18  # hashed and written while received; 2 MiB chunks are 0.85 of this
+STREAM_CHUNK = 2**19  # hashed and written while received; 2**18 are 0.95 of this
 
 WHOLE = 2**28  # bytes that are read whole at most, where the caller knows no closer limit
 
@@ -35,6 +35,7 @@ class ObjectInfo:
     odd: str = ""  # what else than an object this is: it can be deleted, and not be read
 
 
+Errors = list[StoreError]
 Infos = list[ObjectInfo]  # in the class, `list` is the verb
 
 
@@ -90,6 +91,20 @@ class Store(ABC):
     def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
         """`find` of several objects, many in flight where that pays; `limit` is for each."""
         return [self.find(key, limit=limit) for key in keys]
+
+    def find_some(
+        self, keys: Sequence[str], found: dict[int, memoryview | None], *, limit: int = WHOLE
+    ) -> Errors:
+        """`find` of those whose place is not yet in `found`, as far as one thread does many at
+        once: which came are in it then. After a failure no more are begun; failures are returned.
+        """
+        return []
+
+    def get_some(
+        self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
+    ) -> Errors:
+        """`get_ranges` of those whose place is not yet in `received`; else as `find_some`."""
+        return []
 
     def find_and_list(
         self, key: str, prefix: str, *, limit: int = WHOLE

@@ -1,93 +1,177 @@
-"""S3 without a proxy in the way: its GETs are made many at once, by `gets`."""
+"""S3 without a proxy in the way: what is small, or asked for in ranges, goes many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from urllib.parse import quote, urlsplit
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from typing_extensions import Buffer
 
+from ..errors import ObjectNotFoundError, StoreError
 from ..process import cached_property
 from ..ranges import Range
-from .base import STREAM_CHUNK, WHOLE, Buffers, check_lengths, check_ranges, check_size
-from .gets import Fate, Get, Gets, gets
+from .base import WHOLE, Buffers, Errors, check_lengths, check_size, read_only
+from .exchanges import Exchange, Exchanges, Fate, exchanges
+from .guarded_http import REFUSAL
 from .minio_s3 import MinioS3, code_of
-from .s3_place import Failure, raise_mapped
+from .s3_place import THREADS, Failure, raise_mapped
+
+_AT_ONCE = 10  # ranges of one object; 16 are no faster
+_SMALL = 2**16  # bytes of a body that is sent with its request's head
 
 
 class DirectS3(MinioS3):
-    """`MinioS3`, but for what gets bytes. An answer that is not plain is asked for again there."""
+    """`MinioS3`, which is asked where an answer is not plain: it reads the whole of HTTP."""
 
     _proxy = None
 
     @cached_property
-    def _gets(self) -> Gets:
+    def _exchanges(self) -> Exchanges:
         place = self._place
-        return gets(
+        return exchanges(
             place.server_url, timeout=place.timeout, connect_timeout=place.connect_timeout
         )
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         with self._mapped_errors("get", key):
-            get = Get(self._head(key) + b"\r\n", limit)
-            self._gets.ask([get])
-            self._check("get", key, get)
-            return get.body if get.is_granted else super().get(key, limit=limit)
+            exchange = self._whole(key, limit)
+            self._exchanges.make([exchange], 1)
+            body = self._body(key, exchange)
+            return super().get(key, limit=limit) if body is None else body
 
-    def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
-        """Of a slow server the beginning comes, and the rest is the next request's."""
-        with self._mapped_errors("get", key):
-            get = _ranged(self._head(key), start, end)
-            yield from self._gets.stream(get, STREAM_CHUNK)
-            self._check("get", key, get)
-            if not get.is_granted:
-                yield from super().stream(key, start, end)
+    def find_some(
+        self, keys: Sequence[str], found: dict[int, memoryview | None], *, limit: int = WHOLE
+    ) -> Errors:
+        errors: Errors = []
+        wanted: dict[int, Exchange] = {}
+        try:
+            for place, key in enumerate(keys):
+                if place not in found:
+                    with self._mapped_errors("get", key):
+                        wanted[place] = self._whole(key, limit)
+            self._make_all(wanted.values())
+        except StoreError as error:
+            return [error]
+        for place, exchange in wanted.items():
+            try:
+                body = self._body(keys[place], exchange)
+            except ObjectNotFoundError:
+                found[place] = None
+            except StoreError as error:
+                errors.append(error)
+            else:
+                if body is not None:
+                    found[place] = body
+        return errors
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        place = f"{self.url}/{key}"
-        check_ranges(ranges, None, place=place)
-        wanted = dict.fromkeys(each for each in ranges if each[1] > each[0])
-        if not wanted:
-            return [memoryview(b"") for _ in ranges]
-        with self._mapped_errors("get", key):
-            head = self._head(key)
-            asked = [_ranged(head, *each) for each in wanted]
-            self._gets.ask(asked)
-            for get in asked:
-                self._check("get", key, get)
-        bodies = {get.range: get.body for get in asked if get.is_granted}
-        missing = [each for each in wanted if each not in bodies]
-        if missing:
-            bodies |= zip(missing, super().get_ranges(key, missing), strict=True)
-        buffers = [bodies.get(each, memoryview(b"")) for each in ranges]
-        check_lengths(buffers, ranges, place=place)
-        return buffers
+        bodies = None
+        if _are_plain(ranges):
+            with self._mapped_errors("get", key):
+                wanted = self._ranges(key, ranges)
+                self._exchanges.make(wanted, _AT_ONCE)
+                bodies = self._bodies(key, wanted)
+        return super().get_ranges(key, ranges) if bodies is None else bodies
 
-    def _head(self, key: str) -> bytes:
-        """What a GET of an object begins with."""
-        url = f"{self._bucket_url}/{quote(self._place.full_key(key))}"
-        lines = [f"GET {urlsplit(url).path} HTTP/1.1"]
-        for name, value in self._signed("GET", url, {}).items():
+    def get_some(
+        self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
+    ) -> Errors:
+        errors: Errors = []
+        wanted: dict[int, list[Exchange]] = {}
+        try:
+            for place, (key, ranges) in enumerate(requests):
+                if place not in received and _are_plain(ranges):
+                    with self._mapped_errors("get", key):
+                        wanted[place] = self._ranges(key, ranges)
+            self._make_all(exchange for some in wanted.values() for exchange in some)
+        except StoreError as error:
+            return [error]
+        for place, some in wanted.items():
+            try:
+                bodies = self._bodies(requests[place][0], some)
+            except StoreError as error:
+                errors.append(error)
+            else:
+                if bodies is not None:
+                    received[place] = bodies
+        return errors
+
+    def put(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        body = read_only(data)
+        if body.nbytes <= _SMALL:
+            with self._mapped_errors("put", key):
+                payload = hashlib.sha256(body).hexdigest()
+                head = self._head("PUT", key, payload=payload, create=create)
+                length = b"content-length: %d\r\n\r\n" % body.nbytes
+                exchange = Exchange(b"".join((head, length, body)), REFUSAL)
+                self._exchanges.make([exchange], 1)
+                if exchange.is_granted:
+                    return
+                is_asked = exchange.fate is not Fate.UNASKED
+                # One that was refused is asked again for the reason; another may have arrived.
+                if is_asked and not (
+                    exchange.fate is Fate.STRANGE and 400 <= exchange.status < 500
+                ):
+                    self._raise("put", key, exchange)
+        super().put(key, body, create=create)
+
+    def _make_all(self, wanted: Iterable[Exchange]) -> None:
+        with self._mapped_errors("get", ""):
+            self._exchanges.make([*wanted], THREADS)
+
+    def _whole(self, key: str, limit: int) -> Exchange:
+        return Exchange(self._head("GET", key) + b"\r\n", limit)
+
+    def _ranges(self, key: str, ranges: Sequence[Range]) -> list[Exchange]:
+        head = self._head("GET", key)
+        return [
+            Exchange(
+                b"%brange: bytes=%d-%d\r\n\r\n" % (head, start, end - 1), end - start, (start, end)
+            )
+            for start, end in ranges
+        ]
+
+    def _head(self, method: str, key: str, **words: Any) -> bytes:
+        """What a request for an object begins with; `words`: see `Signer.headers`."""
+        url = self._object_url(key)
+        lines = [f"{method} {urlsplit(url).path} HTTP/1.1"]
+        for name, value in self._signed(method, url, **words).items():
             if not value.isprintable():
                 raise ValueError(f"the header {name} would have a character that none may have")
             lines.append(f"{name}: {value}")
         return "\r\n".join((*lines, "")).encode("latin-1")
 
-    def _check(self, verb: str, key: str, get: Get) -> None:
-        """Raise what a GET that was answered, or failed, means; not where it can be made again."""
-        if get.fate is Fate.TOO_LARGE:
-            check_size(get.nbytes, get.limit, place=f"{self.url}/{key}")
-        if get.fate is Fate.LATE:
-            failure = Failure(verb, key, timed_out=True)
-            raise_mapped(self._shown, failure, TimeoutError("too slow to be waited for"))
-        if get.fate is Fate.CUT:
-            failure = Failure(verb, key, broken=True)
-            raise_mapped(self._shown, failure, ConnectionError("it ended in the answer"))
-        if get.fate is Fate.ANSWERED and not get.is_granted:
-            code = code_of(bytes(get.body))
-            failure = Failure(verb, key, code=code, status=get.status)
-            raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {get.status}"))
+    def _bodies(self, key: str, made: Sequence[Exchange]) -> Buffers | None:
+        """See `_body`; None where one is."""
+        bodies = [body for each in made if (body := self._body(key, each)) is not None]
+        if len(bodies) < len(made):
+            return None
+        ranges = [each.range for each in made if each.range is not None]
+        check_lengths(bodies, ranges, place=f"{self.url}/{key}")
+        return bodies
+
+    def _body(self, key: str, exchange: Exchange) -> memoryview | None:
+        """What came; None: it is to be asked for elsewhere. Raises what else a failure means."""
+        if exchange.is_granted:
+            return exchange.body
+        if exchange.fate in (Fate.UNASKED, Fate.STRANGE):
+            return None
+        if exchange.fate is Fate.TOO_LARGE:
+            check_size(exchange.nbytes, exchange.limit, place=f"{self.url}/{key}")
+        self._raise("get", key, exchange)
+
+    def _raise(self, verb: str, key: str, exchange: Exchange) -> NoReturn:
+        if exchange.status >= 300:
+            code, cause = code_of(bytes(exchange.body)), f"HTTP status {exchange.status}"
+            failure = Failure(verb, key, code=code, status=exchange.status)
+            raise_mapped(self._shown, failure, RuntimeError(cause))
+        is_late = exchange.fate is Fate.LATE
+        failure = Failure(verb, key, timed_out=is_late, broken=not is_late)
+        raise_mapped(self._shown, failure, RuntimeError(f"the exchange was {exchange.fate.value}"))
 
 
-def _ranged(head: bytes, start: int, end: int) -> Get:
-    return Get(b"%bRange: bytes=%d-%d\r\n\r\n" % (head, start, end - 1), end - start, (start, end))
+def _are_plain(ranges: Sequence[Range]) -> bool:
+    """Whether each can be asked for."""
+    return bool(ranges) and all(0 <= start < end for start, end in ranges)

@@ -16,8 +16,9 @@ from .base import WHOLE, Buffers, ObjectInfo, Store
 class ForwardingStore(Store):
     """`inner`. A subclass overrides the verbs that it changes, and no more.
 
-    `get_many`, `find`, `find_all` and `find_and_list` are not forwarded: they would pass by what
-    the subclass does to `get` and `get_ranges`. One that is to keep their speed overrides them.
+    `get_many`, `get_some`, `find`, `find_all`, `find_some` and `find_and_list` are not forwarded:
+    they would pass by what the subclass does to `get` and `get_ranges`. One that is to keep their
+    speed overrides them.
     """
 
     def __init__(self, inner: Store) -> None:

@@ -12,6 +12,7 @@ import http.client
 import io
 import os
 import socket
+import struct
 import time
 from functools import lru_cache, partial
 from typing import Any
@@ -36,6 +37,7 @@ _LINES = 100  # lines in a row, where chunks have one each
 REFUSAL = 2**16  # bytes of a refusal's body that are read
 _WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
 _PIECE = 2**16
+_SENT = 2**23  # bytes that are handed to a socket at once
 _PLACES = 8  # servers whose connections are kept
 
 
@@ -183,6 +185,7 @@ class _Paced(io.RawIOBase):
         self._raw = raw
         self._socket = sock
         self._timeout = sock.gettimeout()
+        self._is_set = 0.0  # s that the socket waits
         self._end = time.monotonic() + (self._timeout or 0)
 
     def readable(self) -> bool:
@@ -190,17 +193,36 @@ class _Paced(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         if self._timeout is not None:
-            left = self._end - time.monotonic()
+            left = min(self._end - time.monotonic(), self._timeout)
             if left <= 0:
                 raise TimeoutError("it is too slow to be waited for")
-            self._socket.settimeout(min(left, self._timeout))
+            if left != self._is_set:
+                _set_timeout(self._socket, left)
+                self._is_set = left
         count = self._raw.readinto(buffer)
-        self._end += (count or 0) / SLOWEST
+        if count is None:
+            raise TimeoutError("nothing came in time")
+        self._end += count / SLOWEST
         return count
 
     def close(self) -> None:
         self._raw.close()
         super().close()
+
+
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    """How long a call waits.
+
+    Python's own timeouts take two calls of the system for one, and two waits for the other threads
+    of Python; those of the system end in `BlockingIOError`, or in None where that is read.
+    """
+    if type(sock) is not socket.socket:  # TLS has to tell what it waits for
+        sock.settimeout(seconds)
+        return
+    value = struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 10**6))  # 0 is for ever
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 class _BoundedLines(io.BufferedReader):
@@ -242,17 +264,51 @@ class _Response(http.client.HTTPResponse):
         lines.is_in_head = False
 
 
-class _Connection(HTTPConnection):
+class _PacedSending(HTTPConnection):
+    """A body, given as a memoryview, has the time that `_Paced` gives to an answer."""
+
+    patience: float  # seconds
+
+    def send(self, data: Any) -> None:
+        if not isinstance(data, memoryview):
+            super().send(data)
+            return
+        assert self.sock is not None
+        _set_timeout(self.sock, self.patience)
+        end = time.monotonic() + self.patience
+        while data:
+            if time.monotonic() > end:
+                raise TimeoutError("it takes too long to send")
+            try:
+                count = self.sock.send(data[:_SENT])
+            except BlockingIOError:
+                raise TimeoutError("nothing was taken in time") from None
+            end += count / SLOWEST
+            data = data[count:]
+
+
+class _Connection(_PacedSending):
     response_class = _Response
 
 
-class _TLSConnection(HTTPSConnection):
+class _TLSConnection(_PacedSending, HTTPSConnection):
     response_class = _Response
 
 
 class _Pool(HTTPConnectionPool):
     ConnectionCls = _Connection
 
+    def _new_conn(self) -> Any:
+        return _patient(super()._new_conn(), self.timeout)
+
 
 class _TLSPool(HTTPSConnectionPool):
     ConnectionCls = _TLSConnection
+
+    def _new_conn(self) -> Any:
+        return _patient(super()._new_conn(), self.timeout)
+
+
+def _patient(connection: Any, timeout: urllib3.Timeout) -> Any:
+    connection.patience = timeout.read_timeout
+    return connection

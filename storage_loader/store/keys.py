@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from typing_extensions import Buffer
 
 from ..credentials import Credentials, Provider
 from ..errors import ConfigError, PermissionDeniedError
 from ..ranges import Range
-from .base import WHOLE, Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, Errors, ObjectInfo, Store
 from .forwarding import ForwardingStore
 from .s3_place import S3Place
 
@@ -65,16 +66,6 @@ class Keys:
             session_token=keys.token,
         )
 
-    def for_obstore(self) -> dict[str, Any]:
-        """Good for this request: obstore asks again for the next one, and `current` decides."""
-        keys = self.current()
-        return {
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "token": keys.token,
-            "expires_at": datetime.now(timezone.utc),
-        }
-
     def _asked_instead_of(self, old: tuple[Credentials, float] | None) -> tuple[Credentials, float]:
         with self._asking:
             if self._held is not None and self._held is not old:  # another thread has asked
@@ -113,6 +104,25 @@ class RenewedStore(ForwardingStore):
 
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         return self._asked(lambda: self._inner.get(key, limit=limit))
+
+    def find_some(
+        self, keys: Sequence[str], found: dict[int, memoryview | None], *, limit: int = WHOLE
+    ) -> Errors:
+        return self._some(partial(self._inner.find_some, keys, found, limit=limit))
+
+    def get_some(
+        self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
+    ) -> Errors:
+        return self._some(partial(self._inner.get_some, requests, received))
+
+    def _some(self, call: Callable[[], Errors]) -> Errors:
+        used = self._keys.current()
+        errors = call()
+        refused = any(isinstance(error, PermissionDeniedError) for error in errors)
+        if refused and self._keys.replaced(used):
+            errors.clear()
+            errors = call()
+        return errors
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._asked(lambda: self._inner.get_ranges(key, ranges))

@@ -27,7 +27,7 @@ from ..errors import (
 from ..process import PerProcess
 from ..ranges import Range
 from ..threads import Threads
-from .base import WHOLE, Buffers, Infos, ObjectInfo, Store, read_only
+from .base import WHOLE, Buffers, Errors, Infos, ObjectInfo, Store, read_only
 from .forwarding import ForwardingStore
 from .guarded_http import SLOWEST
 from .outage import Outage
@@ -100,10 +100,12 @@ class RetriedStore(ForwardingStore):
         return self._asked(_Ranges(self._inner, key, ranges))
 
     def get_many(self, requests: Sequence[tuple[str, Sequence[Range]]]) -> Sequence[Buffers]:
-        return self._all([_Ranges(self._inner, key, ranges) for key, ranges in requests])
+        calls = [_Ranges(self._inner, key, ranges) for key, ranges in requests]
+        return self._all(calls, lambda received: self._inner.get_some(requests, received))
 
     def find_all(self, keys: Sequence[str], *, limit: int = WHOLE) -> list[memoryview | None]:
-        return self._all([partial(self._inner.find, key, limit=limit) for key in keys])
+        calls = [partial(self._inner.find, key, limit=limit) for key in keys]
+        return self._all(calls, lambda found: self._inner.find_some(keys, found, limit=limit))
 
     def find_and_list(
         self, key: str, prefix: str, *, limit: int = WHOLE
@@ -203,16 +205,22 @@ class RetriedStore(ForwardingStore):
                 attempts.succeeded()
                 return result
 
-    def _all(self, calls: Sequence[Callable[[], T]]) -> Results[T]:
-        """The results of all calls, in threads: rounds of those that have none yet."""
+    def _all(
+        self,
+        calls: Sequence[Callable[[], T]],
+        first: Callable[[dict[int, T]], Errors] = lambda results: [],
+    ) -> Results[T]:
+        """The results of all calls, in threads: rounds of those that have none yet.
+
+        `first` is asked before, for what it can give.
+        """
         if len(calls) == 1:
             return [self._asked(calls[0])]
         attempts = _Attempts(self)
         results: dict[int, T] = {}
-        while len(results) < len(calls):
-            todo = [place for place in range(len(calls)) if place not in results]
-            before = len(results)
-            errors = self._server.round(calls, todo, results)
+        errors = first(results)
+        before = 0
+        while True:
             try:
                 if len(results) > before:
                     self._server.answered()
@@ -221,6 +229,11 @@ class RetriedStore(ForwardingStore):
                     raise min(errors, key=lambda e: e.is_transient)
             finally:
                 errors.clear()  # they refer to this frame, and would refer to themselves
+            if len(results) == len(calls):
+                break
+            todo = [place for place in range(len(calls)) if place not in results]
+            before = len(results)
+            errors = self._server.round(calls, todo, results)
         attempts.succeeded()
         return [results[place] for place in range(len(calls))]
 

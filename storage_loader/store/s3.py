@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from ..config import DataConfig
 from ..process import PerProcess
 from ..ranges import Range
-from .base import WHOLE, Buffers, ObjectInfo, Store
+from .base import WHOLE, Buffers, Errors, ObjectInfo, Store
 from .direct_s3 import DirectS3
 from .guarded_http import proxy_of
 from .keys import Keys, RenewedStore
@@ -59,8 +59,18 @@ class S3Store(Store):
     def get(self, key: str, *, limit: int = WHOLE) -> memoryview:
         return self._client.get(key, limit=limit)
 
+    def find_some(
+        self, keys: Sequence[str], found: dict[int, memoryview | None], *, limit: int = WHOLE
+    ) -> Errors:
+        return self._client.find_some(keys, found, limit=limit)
+
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         return self._client.get_ranges(key, ranges)
+
+    def get_some(
+        self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
+    ) -> Errors:
+        return self._client.get_some(requests, received)
 
     def stream(self, key: str, start: int, end: int) -> Iterator[Buffer]:
         return self._client.stream(key, start, end)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import quote
 from xml.etree import ElementTree
 
 from .base import STREAM_CHUNK
 from .keys import Keys
 from .minio_s3 import MinioS3, code_of
 from .s3_place import Failure, S3Place, raise_mapped
+from .signature import UNSIGNED
 
 _UNSET = {
     "NoSuchLifecycleConfiguration",
@@ -77,7 +77,7 @@ class S3Bucket(MinioS3):
         verb = f"ask for {name} of"
         with self._mapped_errors(verb, ""):
             response = self._http.request(
-                "GET", url, headers=self._signed("GET", url, {}), redirect=False
+                "GET", url, headers=self._signed("GET", url), redirect=False
             )
             code = code_of(response.data)
             if response.status == 404 and code in _UNSET:
@@ -91,11 +91,12 @@ class S3Bucket(MinioS3):
 
     def put_cut(self, key: str, nbytes: int) -> None:
         """Announce an object of so many bytes, send half of them and end the connection."""
-        headers = {"Content-Length": str(nbytes)}
-        url = f"{self._bucket_url}/{quote(self._place.full_key(key))}"
+        url = self._object_url(key)
         with self._mapped_errors("put", key):
             try:
-                self._asked(Failure("put", key), url, headers, body=_half(nbytes))
+                headers = self._signed("PUT", url, payload=UNSIGNED)
+                headers["content-length"] = str(nbytes)
+                self._asked(Failure("put", key), "PUT", url, headers, _half(nbytes))
             except CutError:
                 return
 

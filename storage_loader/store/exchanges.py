@@ -1,4 +1,4 @@
-"""GETs of one server, many at once: one thread sends them and receives the answers.
+"""Exchanges with one server, many at once: one thread sends requests and receives their answers.
 
 Where each of 32 threads receives its own, Python's lock changes hands for every answer, and rows by
 index come at a sixth of the rate. asyncio receives into the memory in which a body stays.
@@ -10,7 +10,6 @@ is `Fate.STRANGE`: who asked may ask again by a client that knows the whole of H
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import socket
@@ -19,12 +18,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -34,41 +32,42 @@ from .certificates import named_file, shared_context
 from .guarded_http import REFUSAL, SLOWEST
 from .interruptible import interruptible
 
-AT_ONCE = 10  # GETs of one call that are under way; 16 are no faster
-_MOST = 320  # connections of one process to a server, beside those of streams
+_MOST = 320  # connections of one process to a server
 _HEAD = 2**11  # bytes of a head that are taken; those of Ceph, MinIO and AWS have 400 to 900
 _SMALL = 2**16  # bytes of a body that may come with the head, where its length is not known
-_AHEAD = 2  # pieces of a stream that nobody took yet
-_LOOKS = 8  # looks for what is late, in each timeout
+_LOOKS = 16  # looks for what is late, in each timeout
 _ADDRESSES_KEPT = 30.0  # seconds, as a name server's answers of S3 are
 _PLACES = 8  # servers whose connections are kept
 
 _EMPTY = memoryview(b"")
+_FIRST_LINE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})[ \r]")
 _RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|[*])")
+_UNUSUAL = {b"transfer-encoding", b"content-encoding", b"upgrade"}
+_COUNTING = {b"content-length", b"content-range", b"connection", *_UNUSUAL}
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
 class Fate(Enum):
-    """What became of a GET."""
+    """What became of an exchange."""
 
-    UNASKED = "unasked"  # so far, or since another one of the call failed
+    UNASKED = "unasked"  # nothing was sent: no connection could be made, or another one failed
     ANSWERED = "answered"  # plainly, be it by a refusal
     TOO_LARGE = "too large"  # `nbytes` are more than the limit
     LATE = "late"
     CUT = "cut"  # the connection ended in the answer
-    STRANGE = "strange"  # the server cannot be reached, or its answer is none that is taken here
+    STRANGE = "strange"  # no plain answer came
 
 
 @dataclass(eq=False)
-class Get:
-    """A GET, and what came of it."""
+class Exchange:
+    """A request, and what came of it."""
 
-    head: bytes  # of the request, with its end
+    request: bytes  # all of it, and not much
     limit: int  # bytes that the answer's body may have
-    range: Range | None = None  # that `head` asks for; None: all
+    range: Range | None = None  # that is asked for; None: all
     fate: Fate = Fate.UNASKED
-    status: int = 0
-    nbytes: int = 0  # of the body, as the answer's head says
+    status: int = 0  # of HTTP; 0: none came
+    nbytes: int = 0  # of the answer's body, as its head says
     body: memoryview = _EMPTY  # read-only
     error: BaseException | None = None  # of ours, while it was received
 
@@ -77,8 +76,7 @@ class Get:
         return self.fate is Fate.ANSWERED and self.status < 300
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The head of a plain answer."""
 
     status: int
@@ -89,46 +87,40 @@ class Head:
     @classmethod
     def parse(cls, text: bytes) -> Head | None:
         """None where it is none of a plain answer."""
-        first, *lines = text.split(b"\r\n")
-        words = first.split(b" ", 2)
-        if len(words) < 2 or words[0] != b"HTTP/1.1" or not re.fullmatch(b"[2-5][0-9]{2}", words[1]):
-            return None
+        first = _FIRST_LINE.match(text)
         fields: dict[bytes, bytes] = {}
-        for line in lines:
-            name, colon, value = line.partition(b":")
+        for line in text.split(b"\r\n"):
+            name, _, value = line.partition(b":")
             name = name.lower()
-            if not colon or not name or name != name.strip() or name in _ONCE and name in fields:
-                return None
-            fields[name] = value.strip()
+            if name in _COUNTING:
+                if name in fields or name in _UNUSUAL:
+                    return None
+                fields[name] = value.strip()
         length = fields.get(b"content-length", b"")
-        if not _NUMBER.fullmatch(length) or fields.keys() & _UNUSUAL:
+        if not first or not _NUMBER.fullmatch(length):
             return None
         part = _RANGE.fullmatch(fields.get(b"content-range", b""))
         return cls(
-            int(words[1]),
+            int(first[1]),
             int(length),
             (int(part[1]), int(part[2]) + 1) if part else None,
             fields.get(b"connection", b"keep-alive").lower() == b"keep-alive",
         )
 
 
-_ONCE = {b"content-length", b"content-range", b"connection"}
-_UNUSUAL = {b"transfer-encoding", b"content-encoding", b"upgrade"}
-
-
-def gets(server_url: str, *, timeout: float, connect_timeout: float) -> Gets:
+def exchanges(server_url: str, *, timeout: float, connect_timeout: float) -> Exchanges:
     """One for all who ask a server in this process: keys are in requests, not in connections."""
-    return _gets(server_url, timeout, connect_timeout, named_file(), os.getpid())
+    return _exchanges(server_url, timeout, connect_timeout, named_file(), os.getpid())
 
 
 @lru_cache(maxsize=_PLACES)
-def _gets(
+def _exchanges(
     server_url: str, timeout: float, connect_timeout: float, trusted: str | None, process: int
-) -> Gets:
+) -> Exchanges:
     """`process`: a fork's connections are its own."""
     is_tls = server_url.startswith("https://")
     parts = urlsplit(server_url)
-    return Gets(
+    return Exchanges(
         parts.hostname or "",
         parts.port or (443 if is_tls else 80),
         shared_context(trusted) if is_tls else None,
@@ -137,7 +129,7 @@ def _gets(
     )
 
 
-class Gets:
+class Exchanges:
     """Thread-safe. Ctrl-C ends a wait in the main thread, and what was waited for."""
 
     def __init__(
@@ -156,38 +148,25 @@ class Gets:
         self._addresses: tuple[float, Sequence[Any]] = (0.0, ())
         self._process = os.getpid()
         self._arrivals = _Arrivals(host, context, timeout, connect_timeout)
-        weakref.finalize(self, self._arrivals.end)
+        weakref.finalize(self, self._arrivals.end).atexit = False
 
-    def ask(self, asked: Sequence[Get]) -> None:
-        """Make GETs, at most `AT_ONCE` at a time; after one that fails no more are begun."""
-        call = _Call(deque(asked))
+    def make(self, wanted: Sequence[Exchange], at_once: int) -> None:
+        """Make them, so many at once; after one that fails no more are begun.
+
+        That there is no such object is no failure here.
+        """
+        if not wanted:
+            return
+        call = _Call(deque(wanted), at_once)
         try:
             self._begin(call)
             call.over.acquire()
         except BaseException:
             self._arrivals.do(partial(self._arrivals.abandon, call))
             raise
-        for get in asked:
-            if get.error is not None:
-                raise get.error
-
-    def stream(self, get: Get, nbytes: int) -> Iterator[memoryview]:
-        """Make a GET; the body in pieces of so many bytes, once the answer is plain and granted."""
-        stream = _Stream(nbytes)
-        call = _Call(deque([get]), stream)
-        try:
-            self._begin(call)
-            while (piece := stream.pieces.get()) is not None:
-                self._arrivals.do(stream.taken)
-                yield piece
-                if os.getpid() != self._process:  # a child: what comes is its parent's
-                    get.fate = Fate.CUT
-                    return
-        finally:
-            if get.fate is Fate.UNASKED:
-                self._arrivals.do(partial(self._arrivals.abandon, call))
-        if get.error is not None:
-            raise get.error
+        for exchange in wanted:
+            if exchange.error is not None:
+                raise exchange.error
 
     def _begin(self, call: _Call) -> None:
         made, addresses = self._addresses
@@ -204,11 +183,11 @@ class Gets:
 
 
 class _Call:
-    """GETs that one caller waits for."""
+    """Exchanges that one caller waits for."""
 
-    def __init__(self, waiting: deque[Get], stream: _Stream | None = None) -> None:
+    def __init__(self, waiting: deque[Exchange], at_once: int) -> None:
         self.waiting = waiting
-        self.stream = stream
+        self.at_once = at_once
         self.addresses: Sequence[Any] = ()
         self.under_way = 0
         self.over = threading.Lock()
@@ -217,106 +196,70 @@ class _Call:
     @property
     def wants_more(self) -> bool:
         """Another connection."""
-        return bool(self.waiting) and self.under_way < AT_ONCE
+        return bool(self.waiting) and self.under_way < self.at_once
 
     def end(self) -> None:
         """Tell the caller, where nothing is left to do."""
-        if not self.waiting and not self.under_way:
-            if self.stream is not None:
-                self.stream.pieces.put(None)
+        if not self.waiting and not self.under_way and self.over.locked():
             self.over.release()
 
 
-class _Stream:
-    """Pieces of one body, between the thread that receives it and the one that takes them."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes  # of a piece
-        self.pieces: SimpleQueue[memoryview | None] = SimpleQueue()
-        self.connection: _Connection | None = None
-        self._ahead = 0
-
-    def give(self, piece: memoryview) -> None:
-        self.pieces.put(piece)
-        self._ahead += 1
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether enough waits to be taken."""
-        return self._ahead >= _AHEAD
-
-    def taken(self) -> None:
-        self._ahead -= 1
-        if self.connection is not None and not self.is_ahead:
-            self.connection.resume()
-
-
 class _Connection(asyncio.BufferedProtocol):
-    """A connection, the GET on it, and its answer as far as it came."""
+    """A connection, the exchange on it, and its answer as far as it came."""
 
     def __init__(self, arrivals: _Arrivals) -> None:
         self.arrivals = arrivals
-        self.get: Get | None = None  # None: it is idle
+        self.exchange: Exchange | None = None  # None: it is idle
         self.call: _Call | None = None
         self._head: Head | None = None  # once it is here
         self._buffer = _EMPTY
         self._start = self._end = 0  # in the buffer: of what came of the body and nobody has
-        self._left = 0  # bytes of the body from there on
         self._begun = self._seen = 0.0  # when; `_seen`: when the last look saw something come
-        self._came = self._came_then = 0  # bytes; `_came_then`: at that look
-        self._paused_since: float | None = None
+        self._came_then = 0  # bytes; `_end` at that look
         self._is_new = True  # nothing was asked of it yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.arrivals.made(self)
 
     def ask(self, call: _Call) -> None:
-        """Send the next GET of a call, which waits for one."""
-        get = self.get = call.waiting.popleft()
+        """Send the next request of a call, which waits for one."""
+        exchange = self.exchange = call.waiting.popleft()
         self.call = call
         call.under_way += 1
-        if call.stream is not None:
-            call.stream.connection = self
-            room = call.stream.nbytes
-        else:
-            room = get.limit if get.range else min(get.limit, _SMALL)
-        self._start = self._end = self._left = self._came = self._came_then = 0
+        room = exchange.limit if exchange.range else min(exchange.limit, _SMALL)
+        self._start = self._end = self._came_then = 0
         self._head = None
         self._begun = self._seen = time.monotonic()
-        with self._failures_told():
+        try:
             self._buffer = _memory(_HEAD + room)
-            self._transport.write(get.head)
+            self._transport.write(exchange.request)
+        except BaseException as error:  # the caller's
+            self._fail(exchange, error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         # What nobody asked for has a byte of room.
-        return self._buffer[self._end :] if self.get is not None else _memory(1)
+        return self._buffer[self._end :] if self.exchange is not None else _memory(1)
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.get is None:
+        if self.exchange is None:
             self._transport.abort()
             return
         self._end += nbytes
-        self._came += nbytes
-        with self._failures_told():
-            if self._head is not None or self._find_head(self.get):
-                self._take(self.get)
-
-    @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
-        get = self.get
+        exchange = self.exchange
         try:
-            yield
+            if self._head is None:
+                self._head = self._find_head(exchange)
+            if self._head is not None and self._end - self._start >= self._head.nbytes:
+                self._answered(exchange, self._head)
         except BaseException as error:  # the caller's
-            if get is not None:
-                get.error = error
-            if self.get is not None:
-                self.give_up(Fate.CUT)
+            self._fail(exchange, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.get is not None:
+        if self.exchange is not None:
             # The server may end a connection that it kept just when it is used again.
-            is_stale = not self._came and not self._is_new
-            self._end_get(Fate.STRANGE if is_stale else Fate.CUT)
+            is_stale = not self._end and not self._is_new
+            self._end_exchange(Fate.STRANGE if is_stale else Fate.CUT)
         self.arrivals.lost(self)
 
     def close(self) -> None:
@@ -325,107 +268,66 @@ class _Connection(asyncio.BufferedProtocol):
     def give_up(self, fate: Fate) -> None:
         """The rest of the answer is not waited for."""
         self._transport.abort()
-        self._paused_since = None
-        self._end_get(fate)
+        self._end_exchange(fate)
 
     def look(self, now: float, timeout: float) -> None:
         """Give up what is late."""
-        if self.get is None or self._paused_since is not None:
+        if self.exchange is None:
             return
-        if self._came > self._came_then:
-            self._came_then, self._seen = self._came, now
-        if now > min(self._seen, self._begun + self._came / SLOWEST) + timeout:
+        if self._end > self._came_then:
+            self._came_then, self._seen = self._end, now
+        if now > min(self._seen, self._begun + self._end / SLOWEST) + timeout:
             self.give_up(Fate.LATE)
 
-    def _pause(self) -> None:
-        """Receive no more for a while."""
-        self._paused_since = time.monotonic()
-        self._transport.pause_reading()
+    def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        exchange.error = error
+        if exchange is self.exchange:
+            self.give_up(Fate.CUT)
 
-    def resume(self) -> None:
-        """The contrary."""
-        if self._paused_since is not None:
-            now = time.monotonic()
-            self._begun += now - self._paused_since
-            self._seen, self._paused_since = now, None
-            self._transport.resume_reading()
-
-    def _find_head(self, get: Get) -> bool:
-        """Whether the head is here, and to be followed by its body."""
+    def _find_head(self, exchange: Exchange) -> Head | None:
+        """The head, if all of it is here, and its body wanted."""
         text = bytes(self._buffer[: min(self._end, _HEAD)])
         end = text.find(b"\r\n\r\n")
         if end < 0 and self._end < _HEAD:
-            return False
+            return None
+        first = _FIRST_LINE.match(text)
+        exchange.status = int(first[1]) if first else 0
         head = Head.parse(text[:end]) if end >= 0 else None
-        if head is None or (head.status >= 300 and head.nbytes > REFUSAL):
+        if head is None or not _is_taken(head, exchange):
             self.give_up(Fate.STRANGE)
-            return False
-        get.status, get.nbytes = head.status, head.nbytes
-        if head.status < 300:
-            if not _is_asked_for(head, get):
-                self.give_up(Fate.STRANGE)
-                return False
-            if head.nbytes > get.limit:
-                self.give_up(Fate.TOO_LARGE)
-                return False
-        self._head = head
+            return None
+        exchange.nbytes = head.nbytes
+        if head.status < 300 and head.nbytes > exchange.limit:
+            self.give_up(Fate.TOO_LARGE)
+            return None
         self._start = end + 4
-        self._left = head.nbytes
-        if self.call is None or self.call.stream is None or head.status >= 300:
-            self._make_room(self._start + head.nbytes)
-        return True
-
-    def _make_room(self, nbytes: int) -> None:
-        if nbytes > len(self._buffer):
-            larger = _memory(nbytes)
+        if len(self._buffer) < self._start + head.nbytes:
+            larger = _memory(self._start + head.nbytes)
             larger[: self._end] = self._buffer[: self._end]
             self._buffer = larger
+        return head
 
-    def _take(self, get: Get) -> None:
-        """Go on with what came of the body."""
-        here = self._end - self._start
-        stream = self.call.stream if self.call is not None and get.status < 300 else None
-        if stream is None:
-            if here >= self._left:
-                body = self._buffer[self._start : self._start + self._left].toreadonly()
-                get.body = body if self._left > _SMALL or get.range else memoryview(bytes(body))
-                self._answered(here - self._left)
-            return
-        if here >= self._left or self._end == len(self._buffer):
-            piece = self._buffer[self._start : self._start + min(here, self._left)].toreadonly()
-            self._left -= len(piece)
-            if piece:
-                stream.give(piece)
-            if not self._left:
-                self._answered(here - len(piece))
-                return
-            self._buffer = _memory(min(stream.nbytes, self._left))
-            self._start = self._end = 0
-            if stream.is_ahead:
-                self._pause()
-
-    def _answered(self, nbytes_after: int) -> None:
-        assert self._head is not None
-        is_good = self._head.is_kept and not nbytes_after
+    def _answered(self, exchange: Exchange, head: Head) -> None:
+        """All of the answer is here."""
+        end = self._start + head.nbytes
+        body = self._buffer[self._start : end].toreadonly()
+        exchange.body = body if exchange.range or head.nbytes > _SMALL else memoryview(bytes(body))
+        is_good = head.is_kept and self._end == end  # nothing came that nobody asked for
         self._is_new = False
-        self._end_get(Fate.ANSWERED)
+        self._end_exchange(Fate.ANSWERED)
         if is_good:
             self.arrivals.freed(self)
         else:
             self._transport.abort()
 
-    def _end_get(self, fate: Fate) -> None:
-        get, call = self.get, self.call
-        assert get is not None
+    def _end_exchange(self, fate: Fate) -> None:
+        exchange, call = self.exchange, self.call
+        assert exchange is not None
         assert call is not None
-        get.fate = fate
-        if not get.is_granted:
+        exchange.fate = fate
+        if not exchange.is_granted and exchange.status != 404:
             call.waiting.clear()
-        if call.stream is not None:
-            if self._head is not None and self._head.status < 300 and self._left:
-                call.stream.give(self._buffer[self._start : self._end].toreadonly())
-            call.stream.connection = None
-        self.get = self.call = None
+        self.exchange = self.call = None
         self._buffer = _EMPTY
         call.under_way -= 1
         call.end()
@@ -462,7 +364,7 @@ class _Arrivals:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=_run, args=(loop,), name="storage_loader-s3-gets", daemon=True
+                    target=_run, args=(loop,), name="storage_loader-s3", daemon=True
                 ).start()
                 self._loop = loop
 
@@ -479,14 +381,12 @@ class _Arrivals:
         asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
 
     def take_on(self, call: _Call) -> None:
-        """Begin with the GETs of a call."""
+        """Begin with the exchanges of a call."""
         self._calls.append(call)
         while self._idle and call.wants_more:
             self._idle.pop().ask(call)
-        missing = min(AT_ONCE - call.under_way, len(call.waiting))
-        if call.stream is None:
-            missing = min(missing, _MOST - len(self._all) - len(self._tasks))
-        for _ in range(missing):
+        missing = min(call.at_once - call.under_way, len(call.waiting))
+        for _ in range(min(missing, _MOST - len(self._all) - len(self._tasks))):
             self._open(call)
         if not self._is_looking:
             self._is_looking = True
@@ -504,8 +404,13 @@ class _Arrivals:
             self._calls.popleft()
         return next((call for call in self._calls if call.wants_more), None)
 
+    def made(self, connection: _Connection) -> None:
+        """It was opened."""
+        self._all.add(connection)
+        self.freed(connection)
+
     def freed(self, connection: _Connection) -> None:
-        """It takes another GET."""
+        """It takes another request."""
         call = self._oldest()
         if call is None:
             self._idle.append(connection)
@@ -531,44 +436,41 @@ class _Arrivals:
 
     async def _connect(self, call: _Call) -> None:
         try:
-            connection = await asyncio.wait_for(self._connected(call), self._connect_timeout)
+            await asyncio.wait_for(self._connected(call.addresses), self._connect_timeout)
         except (OSError, asyncio.TimeoutError):
             if not call.under_way:
                 self.abandon(call)
             other = self._oldest()
             if other is not None and not other.under_way and len(self._tasks) == 1:
                 self._open(other)
-            return
-        self._all.add(connection)
-        self.freed(connection)
 
-    async def _connected(self, call: _Call) -> _Connection:
+    async def _connected(self, addresses: Sequence[Any]) -> None:
         loop = asyncio.get_running_loop()
-        for place, (family, kind, protocol, _, address) in enumerate(call.addresses, 1):
+        for place, (family, kind, protocol, _, address) in enumerate(addresses, 1):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address)
             except OSError:
                 sock.close()
-                if place == len(call.addresses):
+                if place == len(addresses):
                     raise
                 continue
             except BaseException:
                 sock.close()
                 raise
-            _, connection = await loop.create_connection(
+            await loop.create_connection(
                 lambda: _Connection(self),
                 sock=sock,
                 ssl=self._context,
                 server_hostname=self._host if self._context else None,
             )
-            return connection
+            return
         raise OSError("no address")
 
     def _look(self) -> None:
         now = time.monotonic()
-        for connection in [each for each in self._all if each.get is not None]:
+        for connection in [each for each in self._all if each.exchange is not None]:
             connection.look(now, self._timeout)
         if self._all or self._tasks:
             asyncio.get_running_loop().call_later(self._timeout / _LOOKS, self._look)
@@ -582,11 +484,15 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _is_asked_for(head: Head, get: Get) -> bool:
-    """Whether an answer has the bytes that were asked for, or those of them that there are."""
-    if get.range is None:
+def _is_taken(head: Head, exchange: Exchange) -> bool:
+    """Whether an answer has what was asked for, as far as there is any, or refuses it in a few
+    words.
+    """
+    if head.status >= 300:
+        return head.nbytes <= REFUSAL
+    if exchange.range is None:
         return head.status == 200
-    start, end = get.range
+    start, end = exchange.range
     if head.status != 206 or head.range is None:
         return False
     return head.range[0] == start and head.nbytes == head.range[1] - start <= end - start
