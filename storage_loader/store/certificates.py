@@ -1,13 +1,12 @@
 """Why a server's certificate is refused, and what helps: the same words for each client.
 
-obstore checks certificates with webpki, the minio client with Python's OpenSSL. They name the same
-fault in other words, and look for faults in another order; so the server is asked once more.
+OpenSSL names the first fault that it comes upon, and nothing of the certificate: so the server is
+asked for it once more.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import certifi
 
 from ..text import printable
 
-Kind = Literal["unknown", "expired", "early", "host", "ca", "other"]
+Kind = Literal["unknown", "expired", "early", "host", "other"]
 
 _VARIABLE = "SSL_CERT_FILE"
 _LONGEST = 200  # characters of what a certificate says
@@ -36,16 +35,6 @@ _OF_OPENSSL: dict[int, Kind] = {
     62: "host",
     64: "host",  # an address
 }
-_OF_WEBPKI: dict[str, Kind] = {
-    "NotValidYet": "early",
-    "Expired": "expired",
-    "UnknownIssuer": "unknown",
-    "NotValidForName": "host",
-    "CaUsedAsEndEntity": "ca",
-}
-
-# In DER: the name of the extension basicConstraints, whether it is critical, and cA = TRUE.
-_IS_CA = re.compile(rb"\x06\x03\x55\x1d\x13(?:\x01\x01\xff)?\x04.\x30.\x01\x01\xff", re.DOTALL)
 
 
 class NoCertificatesError(OSError):
@@ -69,15 +58,6 @@ class Refusal:
                 return cls(_OF_OPENSSL.get(one.verify_code, "other"), one.verify_message)
         return None
 
-    @classmethod
-    def by_webpki(cls, text: str) -> Refusal | None:
-        """The same from obstore's text."""
-        found = re.search(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)", text)
-        if found is None:
-            return None
-        told = found[1].removesuffix("Context")
-        return cls(_OF_WEBPKI.get(told, "other"), told)
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -93,8 +73,8 @@ class Fault:
 def context(trusted: str | None) -> ssl.SSLContext:
     """Which certificates are trusted; `trusted` is the file of $SSL_CERT_FILE.
 
-    The same on each Python, and as webpki has it: any CA of the file will do, not only one that
-    signed itself, and certificates that OpenSSL alone calls ill-formed are taken.
+    The same on each Python: any certificate of the file will do, not only one that signed itself,
+    and those are taken that OpenSSL alone calls ill-formed.
     """
     try:
         made = ssl.create_default_context(cafile=trusted)
@@ -123,17 +103,8 @@ def fault(server_url: str, timeout: float, refusal: Refusal, *, is_direct: bool 
     certificate = server.certificate() if is_direct else None
     if certificate is None:
         return _fault(refusal, server.host, {})
-    if is_of_ca(certificate):
-        return _fault(Refusal("ca", ""), server.host, {})
     says, own = server.read(certificate)
     return _fault(own or server.refusal() or refusal, server.host, says)
-
-
-def fault_of_taken(host: str, certificate: bytes | None) -> Fault | None:
-    """What obstore will refuse of a certificate (DER) that Python took; None: nothing."""
-    if certificate is None or not is_of_ca(certificate):
-        return None
-    return _fault(Refusal("ca", ""), host, {})
 
 
 def _lenient(made: ssl.SSLContext) -> ssl.SSLContext:
@@ -150,11 +121,6 @@ def _behind(error: object, seen: set[int]) -> Iterator[BaseException]:
         yield error
         for one in (error.__cause__, error.__context__, *error.args):
             yield from _behind(one, seen)
-
-
-def is_of_ca(certificate: bytes) -> bool:
-    """Whether it says (DER) that it belongs to a CA."""
-    return _IS_CA.search(certificate) is not None
 
 
 class _Server:
@@ -224,14 +190,6 @@ def _fault(refusal: Refusal, host: str, says: dict[str, Any]) -> Fault:
             "use a name that it is for in the endpoint, or a certificate whose subjectAltName has "
             "this one",
         )
-    if refusal.kind == "ca":
-        return Fault(
-            "it is a CA's certificate used as the server's own, which is refused even where it is "
-            "trusted",
-            "use one that this CA has signed for the server, or make one with "
-            "'openssl req -x509 -addext basicConstraints=critical,CA:FALSE -addext "
-            f"subjectAltName={_alternative(host)} ...' and name its file in {_VARIABLE}",
-        )
     return Fault(
         printable(refusal.told)[:_LONGEST],
         "use another certificate for the server: see docs/servers.md",
@@ -270,10 +228,6 @@ def _name(parts: Any) -> str:
     """What a distinguished name calls its bearer."""
     found = {key: value for part in parts for key, value in part}
     return _shown(found.get("commonName") or found.get("organizationName") or "")
-
-
-def _alternative(host: str) -> str:
-    return f"{'IP' if re.fullmatch(r'[0-9.]+|.*:.*', host) else 'DNS'}:{host}"
 
 
 def _shown(text: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -12,13 +14,14 @@ from typing_extensions import Buffer
 from ..errors import ObjectNotFoundError, StoreError
 from ..process import cached_property
 from ..ranges import Range
-from .base import WHOLE, Buffers, Errors, check_lengths, check_size, read_only
+from .base import WHOLE, Buffers, Errors, ObjectInfo, check_lengths, check_size, read_only
 from .exchanges import Exchange, Exchanges, Fate, exchanges
 from .guarded_http import REFUSAL
-from .minio_s3 import MinioS3, code_of
+from .minio_s3 import MinioS3, code_of, time_or_never
 from .s3_place import THREADS, Failure, raise_mapped
 
 _AT_ONCE = 10  # ranges of one object; 16 are no faster
+_TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
 
 
@@ -117,6 +120,18 @@ class DirectS3(MinioS3):
                     self._raise("put", key, exchange)
         super().put(key, body, create=create)
 
+    def head(self, key: str) -> ObjectInfo:
+        with self._mapped_errors("head", key):
+            request = self._head("HEAD", key) + b"\r\n"
+            exchange = Exchange(request, sys.maxsize, is_head=True)
+            self._exchanges.make([exchange], 1)
+            if exchange.fate in _TO_ASK:
+                return super().head(key)
+            if not exchange.is_granted:
+                self._raise("head", key, exchange)
+            when = parsedate_to_datetime(exchange.modified) if exchange.modified else None
+            return ObjectInfo(key, exchange.nbytes, time_or_never(when))
+
     def _make_all(self, wanted: Iterable[Exchange]) -> None:
         with self._mapped_errors("get", ""):
             self._exchanges.make([*wanted], THREADS)
@@ -156,11 +171,11 @@ class DirectS3(MinioS3):
         """What came; None: it is to be asked for elsewhere. Raises what else a failure means."""
         if exchange.is_granted:
             return exchange.body
-        if exchange.fate in (Fate.UNASKED, Fate.STRANGE):
+        if exchange.fate in _TO_ASK:
             return None
         if exchange.fate is Fate.TOO_LARGE:
             check_size(exchange.nbytes, exchange.limit, place=f"{self.url}/{key}")
-        self._raise("get", key, exchange)
+        return self._raise("get", key, exchange)
 
     def _raise(self, verb: str, key: str, exchange: Exchange) -> NoReturn:
         if exchange.status >= 300:

@@ -43,7 +43,7 @@ _EMPTY = memoryview(b"")
 _FIRST_LINE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})[ \r]")
 _RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|[*])")
 _UNUSUAL = {b"transfer-encoding", b"content-encoding", b"upgrade"}
-_COUNTING = {b"content-length", b"content-range", b"connection", *_UNUSUAL}
+_COUNTING = {b"content-length", b"content-range", b"last-modified", b"connection", *_UNUSUAL}
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
@@ -65,9 +65,11 @@ class Exchange:
     request: bytes  # all of it, and not much
     limit: int  # bytes that the answer's body may have
     range: Range | None = None  # that is asked for; None: all
+    is_head: bool = False  # its answer has no body, only the length of one
     fate: Fate = Fate.UNASKED
     status: int = 0  # of HTTP; 0: none came
     nbytes: int = 0  # of the answer's body, as its head says
+    modified: str = ""  # when, as the head says
     body: memoryview = _EMPTY  # read-only
     error: BaseException | None = None  # of ours, while it was received
 
@@ -82,6 +84,7 @@ class Head(NamedTuple):
     status: int
     nbytes: int
     range: Range | None
+    modified: bytes
     is_kept: bool  # the connection, for another request
 
     @classmethod
@@ -104,6 +107,7 @@ class Head(NamedTuple):
             int(first[1]),
             int(length),
             (int(part[1]), int(part[2]) + 1) if part else None,
+            fields.get(b"last-modified", b""),
             fields.get(b"connection", b"keep-alive").lower() == b"keep-alive",
         )
 
@@ -297,6 +301,9 @@ class _Connection(asyncio.BufferedProtocol):
             self.give_up(Fate.STRANGE)
             return None
         exchange.nbytes = head.nbytes
+        if exchange.is_head:
+            exchange.modified = head.modified.decode("latin-1")
+            head = head._replace(nbytes=0)
         if head.status < 300 and head.nbytes > exchange.limit:
             self.give_up(Fate.TOO_LARGE)
             return None

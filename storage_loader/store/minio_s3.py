@@ -214,7 +214,7 @@ class MinioS3(Store):
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
             stat = self._minio.stat_object(self._place.bucket, self._place.full_key(key))
-            return ObjectInfo(key, _size(stat), _time(stat.last_modified))
+            return ObjectInfo(key, _size(stat), time_or_never(stat.last_modified))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         own_key = self._place.own_key
@@ -351,7 +351,7 @@ def _size(item: Object) -> int:
     return item.size
 
 
-def _time(value: datetime | None) -> datetime:
+def time_or_never(value: datetime | None) -> datetime:
     return value or datetime.fromtimestamp(0, timezone.utc)
 
 

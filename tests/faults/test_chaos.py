@@ -21,7 +21,7 @@ import pytest
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, delete, save
 from storage_loader.errors import DatasetNotFoundError, SaverError, StoreConnectionError
 from storage_loader.store.minio_s3 import MinioS3
-from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.direct_s3 import DirectS3
 from storage_loader.store.s3 import S3Store
 from tests.support.chaos import KINDS, ChaosProxy, chaos, table
 from tests.support.rows import ROW, assert_rows, config, make, numbers_in
@@ -37,7 +37,7 @@ LARGE = (Attribute("image", "uint8", (256, 256)), Attribute(ROW, "int64"))
 RATE = 0.08
 DEADLINE = 120.0  # seconds
 SOON = 30.0  # seconds: on a machine that is busy otherwise too, and far from the deadline
-CLIENTS = (ObstoreS3, MinioS3)
+CLIENTS = (DirectS3, MinioS3)
 
 
 @pytest.fixture

@@ -72,13 +72,13 @@ ONLY_IN = {
     "jax": "jax",
     "matplotlib": "bench",
     "minio": "store",
-    "obstore": "store",
+    "direct": "store",
     "tensorflow": "tensorflow",
     "torch": "torch",
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
-CLIENTS = ("minio", "obstore", "urllib3", "boto3")  # of S3: imported when a bucket is opened
+CLIENTS = ("minio", "direct", "urllib3", "boto3")  # of S3: imported when a bucket is opened
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from storage_loader.errors import ConfigError, StorageLoaderError, StoreConnecti
 from storage_loader.keywords import shown
 from storage_loader.store import Store
 from storage_loader.store.minio_s3 import MinioS3
-from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.direct_s3 import DirectS3
 from storage_loader.store.s3_place import Failure, S3Place, raise_mapped
 from tests.support.rows import config, make, numbers_in
 
@@ -81,7 +81,7 @@ def test_no_text_file_or_log_holds_the_keys(
     the_config.save(tmp_path / "config.json")
     infos = list_datasets(**s3_storage)
     place = S3Place.of(the_config)
-    clients: list[Store] = [ObstoreS3(place), MinioS3(place)]
+    clients: list[Store] = [DirectS3(place), MinioS3(place)]
     texts = [
         *map(repr, (the_config, saver, loader, index, dataset, loader.stats, infos, row, place)),
         *map(str, (the_config, loader.version, dataset.spec, loader.state_dict(), index.stats)),
@@ -399,7 +399,7 @@ def place_at(server: _Server, scheme: str) -> S3Place:
     return S3Place.of(DataConfig("x", storage="s3://bucket", endpoint=endpoint, **keys))
 
 
-@pytest.mark.parametrize("client", [ObstoreS3, MinioS3])
+@pytest.mark.parametrize("client", [DirectS3, MinioS3])
 @pytest.mark.parametrize("scheme", ["https://", ""])
 def test_a_server_whose_certificate_is_not_trusted_is_refused(
     tls_server: Any, client: type[Store], scheme: str
@@ -411,7 +411,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_refused(
     assert tls_server.seen == []
 
 
-@pytest.mark.parametrize("client", [ObstoreS3, MinioS3])
+@pytest.mark.parametrize("client", [DirectS3, MinioS3])
 def test_a_certificate_of_ones_own_ca_can_be_trusted(
     tls_server: Any, client: type[Store], certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,7 +419,7 @@ def test_a_certificate_of_ones_own_ca_can_be_trusted(
     assert bytes(client(place_at(tls_server, "https://")).get("a/b")) == b"hi"  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("client", [ObstoreS3, MinioS3])
+@pytest.mark.parametrize("client", [DirectS3, MinioS3])
 def test_no_key_is_sent_without_tls_unless_asked_for(client: type[Store]) -> None:
     """An endpoint without a scheme means https: to a server that has none nothing is said."""
     with _Server(("127.0.0.1", 0), _Answers) as server:

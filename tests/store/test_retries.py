@@ -601,7 +601,7 @@ def place(answers: Answers, **settings: Any) -> S3Place:
     return S3Place("bucket", "p", answers.endpoint, "us-east-1", "access", "secret", **settings)
 
 
-@pytest.mark.parametrize("client", ["obstore", "minio"])
+@pytest.mark.parametrize("client", ["direct", "minio"])
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -626,7 +626,7 @@ def test_what_both_clients_take_for_passing(
     assert caught.value.is_transient
 
 
-@pytest.mark.parametrize("client", ["obstore", "minio"])
+@pytest.mark.parametrize("client", ["direct", "minio"])
 def test_a_real_stream_goes_on_by_a_range(
     answers: Answers, client: str, waits: list[float]
 ) -> None:
@@ -666,7 +666,7 @@ def one_connection(handle: Callable[[socket.socket], None]) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("client", ["obstore", "minio"])
+@pytest.mark.parametrize("client", ["direct", "minio"])
 def test_a_body_that_stalls_is_noticed(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real time
 
@@ -685,7 +685,7 @@ def test_a_body_that_stalls_is_noticed(client: str, monkeypatch: pytest.MonkeyPa
         assert 0.4 < time.monotonic() - begun < 15  # a setting that is lost waits 20 s
 
 
-@pytest.mark.parametrize("client", ["obstore", "minio"])
+@pytest.mark.parametrize("client", ["direct", "minio"])
 def test_a_slow_upload_is_no_stalled_one(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real time
     data = bytes(16 * 2**20)

@@ -72,7 +72,7 @@ def place(answers: Answers) -> S3Place:
     return S3Place("bucket", "some prefix", answers.endpoint, "us-east-1", ACCESS, SECRET)
 
 
-@pytest.fixture(params=["obstore", "minio"])
+@pytest.fixture(params=["direct", "minio"])
 def client(request: pytest.FixtureRequest) -> Callable[[S3Place], Store]:
     return CLIENTS[request.param]
 
@@ -256,7 +256,7 @@ def test_only_create_asks_for_a_free_key(
 def test_creators_that_met_put_again(answers: Answers, place: S3Place, last: int) -> None:
     """AWS answers 409 ConditionalRequestConflict where two creators meet: neither has won yet."""
     conflict = error(409, "ConditionalRequestConflict")
-    for use in ("obstore", "minio"):
+    for use in ("direct", "minio"):
         answers.in_turn(conflict, conflict, Answer(last, headers=OBJECT))
         store = RetriedStore(CLIENTS[use](place), deadline=5)
         if last == 200:

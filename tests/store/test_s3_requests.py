@@ -12,7 +12,7 @@ import pytest
 
 from storage_loader.errors import StoreError
 from storage_loader.store import Store
-from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.direct_s3 import DirectS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3_place import THREADS, S3Place
 from tests.support.answers import OBJECT, Answer, Answers, Request, error
@@ -38,7 +38,7 @@ def asked_ranges(answers: Answers) -> list[tuple[int, int]]:
     return sorted((int(a[1]), int(a[2]) + 1) for a in asked if a)
 
 
-@pytest.fixture(params=["obstore", "minio"])
+@pytest.fixture(params=["direct", "minio"])
 def store(request: pytest.FixtureRequest, answers: Answers) -> Store:
     answers.answer = serve
     return CLIENTS[request.param](
@@ -166,7 +166,7 @@ def test_stores_of_one_place_share_a_client(monkeypatch: pytest.MonkeyPatch) -> 
     def client(**other: Any) -> Any:
         place = {"prefix": "p", "endpoint": "http://127.0.0.1:9", "region": "us-east-1"}
         place |= {"access_key": "access", "secret_key": "secret"}
-        return ObstoreS3(S3Place("bucket", **(place | other)))._client
+        return DirectS3(S3Place("bucket", **(place | other)))._client
 
     first = client()
     assert client(prefix="elsewhere") is first

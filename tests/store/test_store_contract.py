@@ -440,7 +440,7 @@ class TestStoreContract:
 def many(s3_server: S3Server, contract_bucket: str) -> tuple[str, list[str]]:
     """A prefix with more objects than one page of a listing holds."""
     prefix = f"many {uuid.uuid4().hex}"
-    store = CLIENTS["obstore"](s3_place(s3_server, contract_bucket, prefix))
+    store = CLIENTS["direct"](s3_place(s3_server, contract_bucket, prefix))
     keys = [f"f{i % 3}/{i:05d}" for i in range(1003)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: store.put(key, key.encode()), keys))
@@ -448,7 +448,7 @@ def many(s3_server: S3Server, contract_bucket: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("client", ["obstore", "minio"])
+@pytest.mark.parametrize("client", ["direct", "minio"])
 def test_more_than_a_page_is_listed(
     s3_server: S3Server, contract_bucket: str, many: tuple[str, list[str]], client: str
 ) -> None:
@@ -462,7 +462,7 @@ def test_more_than_a_page_is_listed(
 @pytest.mark.s3
 def test_more_than_a_page_is_deleted(s3_server: S3Server, contract_bucket: str) -> None:
     place = s3_place(s3_server, contract_bucket, f"delete {uuid.uuid4().hex}")
-    for client in ("obstore", "minio"):
+    for client in ("direct", "minio"):
         store = CLIENTS[client](place)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda i: store.put(f"k/{i}", b""), range(1001)))  # noqa: B023
@@ -479,7 +479,7 @@ def test_large_objects_go_in_parts(
 ) -> None:
     monkeypatch.setattr(obstore_s3, "SINGLE_PUT", 2**20)
     monkeypatch.setattr(obstore_s3, "PART", 5 * 2**20)  # S3 takes no smaller ones
-    store = CLIENTS["obstore"](s3_place(s3_server, contract_bucket, uuid.uuid4().hex))
+    store = CLIENTS["direct"](s3_place(s3_server, contract_bucket, uuid.uuid4().hex))
     data = content(12 * 2**20 + 1)
     store.put("key", data, create=create)
     assert store.get("key") == data

@@ -8,14 +8,14 @@ from typing import Any
 
 from storage_loader.store import FolderStore, Store
 from storage_loader.store.minio_s3 import MinioS3
-from storage_loader.store.obstore_s3 import ObstoreS3
+from storage_loader.store.direct_s3 import DirectS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
 from tests.support.s3 import S3Server
 
 CLIENTS: dict[str, Callable[[S3Place], Store]] = {
-    "obstore": ObstoreS3,
+    "direct": DirectS3,
     "minio": MinioS3,
     "s3": lambda place: RetriedStore(S3Store(place), deadline=10),
 }
