@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from email.utils import parsedate_to_datetime
@@ -105,8 +104,7 @@ class DirectS3(MinioS3):
         body = read_only(data)
         if body.nbytes <= _SMALL:
             with self._mapped_errors("put", key):
-                payload = hashlib.sha256(body).hexdigest()
-                head = self._head("PUT", key, payload=payload, create=create)
+                head = self._head("PUT", key, payload=self._payload(body), create=create)
                 length = b"content-length: %d\r\n\r\n" % body.nbytes
                 exchange = Exchange(b"".join((head, length, body)), REFUSAL)
                 self._exchanges.make([exchange], 1)

@@ -3,7 +3,7 @@
 Where each of 32 threads receives its own, Python's lock changes hands for every answer, and rows by
 index come at a sixth of the rate. asyncio receives into the memory in which a body stays.
 
-Only plain answers are taken: HTTP/1.1, a small head, and a body whose length stands in it. All else
+Only plain answers are taken: HTTP/1, a small head, and a body whose length stands in it. All else
 is `Fate.STRANGE`: who asked may ask again by a client that knows the whole of HTTP.
 """
 
@@ -40,7 +40,7 @@ _ADDRESSES_KEPT = 30.0  # seconds, as a name server's answers of S3 are
 _PLACES = 8  # servers whose connections are kept
 
 _EMPTY = memoryview(b"")
-_FIRST_LINE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})[ \r]")
+_FIRST_LINE = re.compile(rb"HTTP/1\.([01]) ([2-5][0-9]{2})(?=[ \r]|$)")
 _RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|[*])")
 _UNUSUAL = {b"transfer-encoding", b"content-encoding", b"upgrade"}
 _COUNTING = {b"content-length", b"content-range", b"last-modified", b"connection", *_UNUSUAL}
@@ -102,13 +102,15 @@ class Head(NamedTuple):
         length = fields.get(b"content-length", b"")
         if not first or not _NUMBER.fullmatch(length):
             return None
+        minor, status = first.groups()
+        usual = b"keep-alive" if minor == b"1" else b"close"
         part = _RANGE.fullmatch(fields.get(b"content-range", b""))
         return cls(
-            int(first[1]),
+            int(status),
             int(length),
             (int(part[1]), int(part[2]) + 1) if part else None,
             fields.get(b"last-modified", b""),
-            fields.get(b"connection", b"keep-alive").lower() == b"keep-alive",
+            fields.get(b"connection", usual).lower() == b"keep-alive",
         )
 
 
@@ -295,7 +297,7 @@ class _Connection(asyncio.BufferedProtocol):
         if end < 0 and self._end < _HEAD:
             return None
         first = _FIRST_LINE.match(text)
-        exchange.status = int(first[1]) if first else 0
+        exchange.status = int(first[2]) if first else 0
         head = Head.parse(text[:end]) if end >= 0 else None
         if head is None or not _is_taken(head, exchange):
             self.give_up(Fate.STRANGE)

@@ -20,8 +20,8 @@ import pytest
 
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, delete, save
 from storage_loader.errors import DatasetNotFoundError, SaverError, StoreConnectionError
-from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.direct_s3 import DirectS3
+from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.s3 import S3Store
 from tests.support.chaos import KINDS, ChaosProxy, chaos, table
 from tests.support.rows import ROW, assert_rows, config, make, numbers_in

@@ -72,13 +72,12 @@ ONLY_IN = {
     "jax": "jax",
     "matplotlib": "bench",
     "minio": "store",
-    "direct": "store",
     "tensorflow": "tensorflow",
     "torch": "torch",
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
-CLIENTS = ("minio", "direct", "urllib3", "boto3")  # of S3: imported when a bucket is opened
+CLIENTS = ("minio", "urllib3", "boto3")  # of S3: imported when a bucket is opened
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def test_a_wrong_import_is_found(module: str, source: str, complaint: str) -> No
 @pytest.mark.parametrize(
     ("module", "source", "is_package"),
     [
-        ("store.s3", "import obstore\nfrom . import base\nfrom .base import Store", False),
+        ("store.s3", "import minio\nfrom . import base\nfrom .base import Store", False),
         ("store", "from . import s3\nfrom .s3 import S3Store", True),
         ("store.s3", "from storage_loader.errors import StoreError\nfrom .. import config", False),
         ("torch.loader", "import torch\nfrom storage_loader.loader import DataLoader", False),

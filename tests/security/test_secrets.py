@@ -7,11 +7,15 @@ import http.server
 import ipaddress
 import json
 import logging
+import os
 import pickle
 import ssl
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -42,8 +46,8 @@ from storage_loader.credentials import Credentials
 from storage_loader.errors import ConfigError, StorageLoaderError, StoreConnectionError, StoreError
 from storage_loader.keywords import shown
 from storage_loader.store import Store
-from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.direct_s3 import DirectS3
+from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.s3_place import Failure, S3Place, raise_mapped
 from tests.support.rows import config, make, numbers_in
 
@@ -419,6 +423,18 @@ def test_a_certificate_of_ones_own_ca_can_be_trusted(
     assert bytes(client(place_at(tls_server, "https://")).get("a/b")) == b"hi"  # type: ignore[call-arg]
 
 
+def test_a_certificate_of_another_name_is_refused(
+    tls_server: Any, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    place = replace(
+        place_at(tls_server, ""), endpoint=f"https://localhost:{tls_server.server_port}"
+    )
+    with pytest.raises(StoreError, match="certificate is not trusted"):
+        DirectS3(place).get("a/b")
+    assert tls_server.seen == []
+
+
 @pytest.mark.parametrize("client", [DirectS3, MinioS3])
 def test_no_key_is_sent_without_tls_unless_asked_for(client: type[Store]) -> None:
     """An endpoint without a scheme means https: to a server that has none nothing is said."""
@@ -436,3 +452,43 @@ def test_no_key_is_sent_without_tls_unless_asked_for(client: type[Store]) -> Non
         finally:
             server.shutdown()
             thread.join()
+
+
+FORKED = """
+import os, sys
+from storage_loader.store.direct_s3 import DirectS3
+from storage_loader.store.s3_place import S3Place
+
+store = DirectS3(S3Place("bucket", "", sys.argv[1], "us-east-1", "access", "secret"))
+assert store.get("key") == b"hi"
+pid = os.fork()
+if not pid:
+    sys.exit()  # the interpreter's own end, which frees all that it has
+assert os.waitpid(pid, 0)[1] == 0
+assert store.get("key") == b"hi"
+"""
+
+
+def test_a_child_that_ends_says_no_goodbye_to_the_parents_server(
+    tls_server: Any, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Answers, "protocol_version", "HTTP/1.1")  # connections stay
+    ports: set[int] = set()
+
+    class Answers(_Answers):
+        def do_GET(self) -> None:
+            ports.add(self.client_address[1])
+            super().do_GET()
+
+    tls_server.RequestHandlerClass = Answers
+    tls_server.daemon_threads = True
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, f"https://127.0.0.1:{tls_server.server_port}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(tls_server.seen) == 2
+    assert len(ports) == 1

@@ -18,7 +18,6 @@ import pytest
 
 from storage_loader import Credentials, DataConfig, DataLoader, DataSaver, Dataset, list_datasets
 from storage_loader.errors import ConfigError, PermissionDeniedError
-from storage_loader.store import obstore_s3
 from storage_loader.store.keys import Keys
 from storage_loader.store.s3_place import S3Place
 from tests.support.rows import config, in_batches, make, numbers_in, numbers_of
@@ -32,8 +31,7 @@ class Clock:
     """Time that passes as told, and a second at each request; a slow machine sees no other."""
 
     def __init__(self) -> None:
-        # Of the past: obstore, which has a clock of its own, holds no key to be good for long.
-        self.now = time.time() - 86_400
+        self.now = time.time()
 
 
 @pytest.fixture
@@ -153,12 +151,10 @@ def gate(request: pytest.FixtureRequest, moto: S3Server, clock: Clock) -> Iterat
         thread.join()
 
 
-@pytest.fixture(params=["obstore", "minio"])
-def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, moto: S3Server) -> str:
-    """A new bucket, for each client."""
-    if request.param == "minio":
-        monkeypatch.setattr(obstore_s3, "usable", lambda: False)
-    name = f"keys-{request.param}-{time.time_ns()}"
+@pytest.fixture
+def bucket(moto: S3Server) -> str:
+    """A new bucket."""
+    name = f"keys-{time.time_ns()}"
     moto.client().make_bucket(name)
     return name
 

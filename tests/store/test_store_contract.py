@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from storage_loader.errors import ObjectExistsError, ObjectNotFoundError, StoreError
-from storage_loader.store import FolderStore, MemoryStore, Store, obstore_s3
+from storage_loader.store import FolderStore, MemoryStore, Store
 from tests.support.places import CLIENTS, folder_store, s3_place
 from tests.support.s3 import S3Server, new_bucket
 
@@ -474,11 +474,7 @@ def test_more_than_a_page_is_deleted(s3_server: S3Server, contract_bucket: str) 
 
 @pytest.mark.s3
 @pytest.mark.parametrize("create", [False, True])
-def test_large_objects_go_in_parts(
-    s3_server: S3Server, contract_bucket: str, create: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(obstore_s3, "SINGLE_PUT", 2**20)
-    monkeypatch.setattr(obstore_s3, "PART", 5 * 2**20)  # S3 takes no smaller ones
+def test_large_objects(s3_server: S3Server, contract_bucket: str, create: bool) -> None:
     store = CLIENTS["direct"](s3_place(s3_server, contract_bucket, uuid.uuid4().hex))
     data = content(12 * 2**20 + 1)
     store.put("key", data, create=create)
@@ -496,7 +492,7 @@ def test_large_objects_go_in_parts(
 def test_marks_that_other_tools_leave_are_no_objects(
     s3_server: S3Server, contract_bucket: str, client: str
 ) -> None:
-    """Consoles make empty objects whose keys end with a slash; obstore does not see the slash."""
+    """Consoles make empty objects whose keys end with a slash."""
     prefix = f"marks {uuid.uuid4().hex}"
     raw = s3_server.client()
     for key in (f"{prefix}/", f"{prefix}/folder/", f"{prefix}/folder/sub/"):

@@ -3,7 +3,7 @@
     python -m tests.support.killing save|read '{"config": ..., "kills": 200, "seed": 1, ...}'
 
 Its children import nothing that it has not imported, so that hundreds of them take seconds. It
-uses no store itself: obstore does not survive a fork. Half of the kills come from here by the
+uses no store itself: threads do not survive a fork. Half of the kills come from here by the
 clock, half from the child itself before or after a call of its store of a random kind, so that
 short steps such as the put of a commit are hit too. Some children are not killed but stopped, and
 go on while later ones run: those are the attempts that were taken for dead.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from storage_loader.store import FolderStore, Store
-from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.direct_s3 import DirectS3
+from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
