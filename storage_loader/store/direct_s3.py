@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from .s3_place import THREADS, Failure, raise_mapped
 
 _AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
+_SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
 
 
@@ -59,7 +61,7 @@ class DirectS3(MinioS3):
         for place, exchange in wanted.items():
             try:
                 body = self._body(keys[place], exchange)
-            except ObjectNotFoundError:
+            except ObjectNotFoundError:  # noqa: PERF203  each has its own
                 found[place] = None
             except StoreError as error:
                 errors.append(error)
@@ -68,14 +70,12 @@ class DirectS3(MinioS3):
                     found[place] = body
         return errors
 
-    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
-        bodies = None
-        if _are_plain(ranges):
-            with self._mapped_errors("get", key):
-                wanted = self._ranges(key, ranges)
-                self._exchanges.make(wanted, _AT_ONCE)
-                bodies = self._bodies(key, wanted)
-        return super().get_ranges(key, ranges) if bodies is None else bodies
+    def _get_each(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        with self._mapped_errors("get", key):
+            wanted = self._ranges(key, ranges)
+            self._exchanges.make(wanted, _AT_ONCE)
+            bodies = self._bodies(key, wanted)
+            return super()._get_each(key, ranges) if bodies is None else bodies
 
     def get_some(
         self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
@@ -84,7 +84,7 @@ class DirectS3(MinioS3):
         wanted: dict[int, list[Exchange]] = {}
         try:
             for place, (key, ranges) in enumerate(requests):
-                if place not in received and _are_plain(ranges):
+                if place not in received and _are_apart(ranges):
                     with self._mapped_errors("get", key):
                         wanted[place] = self._ranges(key, ranges)
             self._make_all(exchange for some in wanted.values() for exchange in some)
@@ -93,7 +93,7 @@ class DirectS3(MinioS3):
         for place, some in wanted.items():
             try:
                 bodies = self._bodies(requests[place][0], some)
-            except StoreError as error:
+            except StoreError as error:  # noqa: PERF203  each has its own
                 errors.append(error)
             else:
                 if bodies is not None:
@@ -177,14 +177,18 @@ class DirectS3(MinioS3):
 
     def _raise(self, verb: str, key: str, exchange: Exchange) -> NoReturn:
         if exchange.status >= 300:
-            code, cause = code_of(bytes(exchange.body)), f"HTTP status {exchange.status}"
-            failure = Failure(verb, key, code=code, status=exchange.status)
-            raise_mapped(self._shown, failure, RuntimeError(cause))
+            words = bytes(exchange.body)
+            failure = Failure(verb, key, code=code_of(words), status=exchange.status)
+            told = words[:_SHOWN].decode(errors="replace")
+            cause = RuntimeError(f"HTTP status {exchange.status}: {told}")
+            raise_mapped(self._shown, failure, cause)
         is_late = exchange.fate is Fate.LATE
         failure = Failure(verb, key, timed_out=is_late, broken=not is_late)
         raise_mapped(self._shown, failure, RuntimeError(f"the exchange was {exchange.fate.value}"))
 
 
-def _are_plain(ranges: Sequence[Range]) -> bool:
-    """Whether each can be asked for."""
-    return bool(ranges) and all(0 <= start < end for start, end in ranges)
+def _are_apart(ranges: Sequence[Range]) -> bool:
+    """Whether each is a request of its own: they ascend, and none touches another or is empty."""
+    return all(0 <= start < end for start, end in ranges) and all(
+        one[1] < other[0] for one, other in pairwise(ranges)
+    )

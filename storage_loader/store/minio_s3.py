@@ -358,6 +358,7 @@ def _size(item: Object) -> int:
 
 
 def time_or_never(value: datetime | None) -> datetime:
+    """When an object was stored; where the server does not say it, long ago."""
     return value or datetime.fromtimestamp(0, timezone.utc)
 
 

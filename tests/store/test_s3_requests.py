@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -160,20 +160,32 @@ def test_a_refusal_is_final(answers: Answers, store: Store) -> None:
             assert len(answers.requests) == 1
 
 
-def test_stores_of_one_place_share_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same keys, timeout and environment; prefixes may differ."""
+def test_stores_of_one_server_share_connections() -> None:
+    peers = set()
 
-    def client(**other: Any) -> Any:
-        place = {"prefix": "p", "endpoint": "http://127.0.0.1:9", "region": "us-east-1"}
-        place |= {"access_key": "access", "secret_key": "secret"}
-        return DirectS3(S3Place("bucket", **(place | other)))._client
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-    first = client()
-    assert client(prefix="elsewhere") is first
-    others = [{"access_key": "b"}, {"secret_key": "b"}, {"timeout": 7}, {"region": "b"}]
-    for other in (*others, {"endpoint": "http://127.0.0.1:8"}):
-        assert client(**other) is not first
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setenv("NO_PROXY", "example.org")
-        assert client() is not first
-    assert client() is first
+        def do_GET(self) -> None:
+            peers.add(self.client_address)
+            self.send_response(200)
+            self.send_header("Content-Length", "1")
+            self.end_headers()
+            self.wfile.write(b"x")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        try:
+            for bucket in ("a", "b", "c"):
+                place = S3Place(bucket, "p", endpoint, "us-east-1", "access", "secret")
+                assert DirectS3(place).get("key") == b"x"
+        finally:
+            server.shutdown()
+            thread.join()
+    assert len(peers) == 1
