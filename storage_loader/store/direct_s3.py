@@ -20,7 +20,7 @@ from .guarded_http import REFUSAL
 from .minio_s3 import MinioS3, code_of, time_or_never
 from .s3_place import THREADS, Failure, raise_mapped
 
-_AT_ONCE = 10  # ranges of one object; 16 are no faster
+AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
 _SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
@@ -73,7 +73,7 @@ class DirectS3(MinioS3):
     def _get_each(self, key: str, ranges: Sequence[Range]) -> Buffers:
         with self._mapped_errors("get", key):
             wanted = self._ranges(key, ranges)
-            self._exchanges.make(wanted, _AT_ONCE)
+            self._exchanges.make(wanted, AT_ONCE)
             bodies = self._bodies(key, wanted)
             return super()._get_each(key, ranges) if bodies is None else bodies
 

@@ -77,6 +77,11 @@ class Exchange:
     def is_granted(self) -> bool:
         return self.fate is Fate.ANSWERED and self.status < 300
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it does the same if it is made twice."""
+        return self.request.startswith((b"GET ", b"HEAD "))
+
 
 class Head(NamedTuple):
     """The head of a plain answer."""
@@ -263,9 +268,12 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.exchange is not None:
-            # The server may end a connection that it kept just when it is used again.
             is_stale = not self._end and not self._is_new
-            self._end_exchange(Fate.STRANGE if is_stale else Fate.CUT)
+            if is_stale and self.call is not None and self.exchange.is_repeatable:
+                # The server ended a connection that it had kept, just when it was used again.
+                self.arrivals.put_back(self.call, self.exchange)
+            else:
+                self._end_exchange(Fate.CUT)
         self.arrivals.lost(self)
 
     def close(self) -> None:
@@ -282,6 +290,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         if self._end > self._came_then:
             self._came_then, self._seen = self._end, now
+        timeout += len(self.exchange.request) / SLOWEST
         if now > min(self._seen, self._begun + self._end / SLOWEST) + timeout:
             self.give_up(Fate.LATE)
 
@@ -373,7 +382,7 @@ class _Arrivals:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=_run, args=(loop,), name="storage_loader-s3", daemon=True
+                    target=_run, args=(loop,), name="storage_loader-s3-exchanges", daemon=True
                 ).start()
                 self._loop = loop
 
@@ -405,7 +414,6 @@ class _Arrivals:
         """Make another connection, for this call or an older one."""
         task = asyncio.get_running_loop().create_task(self._connect(call))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _oldest(self) -> _Call | None:
         """The call that gets the next connection."""
@@ -434,6 +442,13 @@ class _Arrivals:
         if call is not None:  # which may have waited for this one
             self._open(call)
 
+    def put_back(self, call: _Call, exchange: Exchange) -> None:
+        """It was not made, and is the next one of its call again."""
+        call.under_way -= 1
+        call.waiting.appendleft(exchange)
+        if call not in self._calls:
+            self._calls.appendleft(call)
+
     def abandon(self, call: _Call) -> None:
         """Nothing more is done for it."""
         is_waiting = bool(call.waiting)
@@ -447,11 +462,12 @@ class _Arrivals:
         try:
             await asyncio.wait_for(self._connected(call.addresses), self._connect_timeout)
         except (OSError, asyncio.TimeoutError):
-            if not call.under_way:
-                self.abandon(call)
-            other = self._oldest()
-            if other is not None and not other.under_way and len(self._tasks) == 1:
-                self._open(other)
+            is_last = not self._all and len(self._tasks) == 1  # nobody else gets one either
+            for each in [*self._calls] if is_last else [call]:
+                if not each.under_way:
+                    self.abandon(each)
+        finally:
+            self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _connected(self, addresses: Sequence[Any]) -> None:
         loop = asyncio.get_running_loop()

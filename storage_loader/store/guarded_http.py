@@ -24,7 +24,7 @@ from urllib3 import BaseHTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
-from urllib3.util import make_headers
+from urllib3.util import make_headers, wait_for_read
 
 from .certificates import named_file, shared_context
 from .interruptible import interruptible
@@ -37,7 +37,9 @@ _LINES = 100  # lines in a row, where chunks have one each
 REFUSAL = 2**16  # bytes of a refusal's body that are read
 _WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
 _PIECE = 2**16
-_SENT = 2**23  # bytes that are handed to a socket at once
+_SENT = 2**18  # bytes that are handed to TLS at once
+_PAUSE = 1.0  # seconds in which nothing is taken, until the server's answer is looked for
+_ON_THE_WAY = 64.0  # seconds more for an answer, at most, after a large body
 _PLACES = 8  # servers whose connections are kept
 
 
@@ -185,7 +187,7 @@ class _Paced(io.RawIOBase):
         self._raw = raw
         self._socket = sock
         self._timeout = sock.gettimeout()
-        self._is_set = 0.0  # s that the socket waits
+        self._is_set = 0.0  # seconds that a call waits
         self._end = time.monotonic() + (self._timeout or 0)
 
     def readable(self) -> bool:
@@ -216,13 +218,18 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
     Python's own timeouts take two calls of the system for one, and two waits for the other threads
     of Python; those of the system end in `BlockingIOError`, or in None where that is read.
     """
-    if type(sock) is not socket.socket:  # TLS has to tell what it waits for
+    if not _is_plain(sock):
         sock.settimeout(seconds)
         return
     value = struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 10**6))  # 0 is for ever
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _is_plain(sock: socket.socket) -> bool:
+    """Whether what comes and goes is no one's but the system's: TLS has words of its own."""
+    return type(sock) is socket.socket
 
 
 class _BoundedLines(io.BufferedReader):
@@ -257,42 +264,71 @@ class _Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         self.fp: _BoundedLines = _BoundedLines(_Paced(self.fp.detach(), sock))
 
+    is_early = False  # it comes before the request was sent
+
     def begin(self) -> None:
         """Receive the head."""
         lines = self.fp
         super().begin()
         lines.is_in_head = False
+        if self.is_early:
+            self.will_close = True  # the rest of the request would be the next one
+            if self.status < 300:
+                raise http.client.HTTPException("the server took a body that it does not have")
 
 
-class _PacedSending(HTTPConnection):
+class _Connection(HTTPConnection):
     """A body, given as a memoryview, has the time that `_Paced` gives to an answer."""
 
     patience: float  # seconds
+    _time_on_the_way = 0.0  # seconds until the server has what was sent last
+    _is_cut = False  # not all was sent
 
     def send(self, data: Any) -> None:
         if not isinstance(data, memoryview):
             super().send(data)
             return
         assert self.sock is not None
-        _set_timeout(self.sock, self.patience)
-        end = time.monotonic() + self.patience
-        while data:
+        left, end = data, time.monotonic() + self.patience
+        while left and not self._is_cut:
             if time.monotonic() > end:
                 raise TimeoutError("it takes too long to send")
             try:
-                count = self.sock.send(data[:_SENT])
-            except BlockingIOError:
-                raise TimeoutError("nothing was taken in time") from None
+                count = self._taken(self.sock, left)
+            except (BrokenPipeError, ConnectionResetError):  # the answer may say why
+                self._is_cut = True
+                break
             end += count / SLOWEST
-            data = data[count:]
+            left = left[count:]
+        if data.nbytes > SLOWEST:
+            self._time_on_the_way = min(_ON_THE_WAY, data.nbytes / SLOWEST)
+
+    def _taken(self, sock: socket.socket, data: memoryview) -> int:
+        """How many bytes a socket takes without a pause."""
+        if not _is_plain(sock):
+            sock.settimeout(self.patience)
+            return sock.send(data[: max(1, min(_SENT, int(self.patience * SLOWEST)))])
+        _set_timeout(sock, min(_PAUSE, self.patience))
+        try:
+            return sock.send(data)
+        except BlockingIOError:
+            self._is_cut = wait_for_read(sock, 0)  # the server answers without having all
+            return 0
+
+    def getresponse(self) -> Any:
+        if self.timeout is not None:
+            self.timeout += self._time_on_the_way
+        self._time_on_the_way = 0.0
+        return super().getresponse()
+
+    def response_class(self, sock: socket.socket, *args: Any, **kwargs: Any) -> _Response:  # type: ignore[override]
+        response = _Response(sock, *args, **kwargs)
+        response.is_early, self._is_cut = self._is_cut, False
+        return response
 
 
-class _Connection(_PacedSending):
-    response_class = _Response
-
-
-class _TLSConnection(_PacedSending, HTTPSConnection):
-    response_class = _Response
+class _TLSConnection(_Connection, HTTPSConnection):
+    pass
 
 
 class _Pool(HTTPConnectionPool):

@@ -182,7 +182,7 @@ def test_stores_of_one_server_share_connections() -> None:
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
         try:
-            for bucket in ("a", "b", "c"):
+            for bucket in ("first", "second", "third"):
                 place = S3Place(bucket, "p", endpoint, "us-east-1", "access", "secret")
                 assert DirectS3(place).get("key") == b"x"
         finally:

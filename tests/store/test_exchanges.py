@@ -1,0 +1,578 @@
+"""Exchanges with an S3 server: how an answer may be said, and which connection is used."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_loader.credentials import Credentials
+from storage_loader.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectShortError,
+    PermissionDeniedError,
+    StoreConnectionError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from storage_loader.store.base import STREAM_CHUNK, Buffers
+from storage_loader.store.direct_s3 import AT_ONCE, DirectS3
+from storage_loader.store.exchanges import Exchange, Exchanges, Fate, Head
+from storage_loader.store.retried import RetriedStore
+from storage_loader.store.s3 import S3Store
+from storage_loader.store.s3_place import S3Place
+from tests.support.answers import Answer, Answers
+
+Answering = Callable[[str, dict[str, str]], Sequence[bytes]]
+
+
+class Server:
+    """Gives each request, by its target and headers, the pieces of an answer, as they are."""
+
+    def __init__(self, answer: Answering, address: str = "127.0.0.1") -> None:
+        self.answer = answer
+        self.connections = 0
+        self.ended = 0
+        self.requests: list[str] = []
+        self.closes = False  # each connection after its first answer
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), backlog=1024, family=family)
+        host = f"[{address}]" if ":" in address else address
+        self.endpoint = f"http://{host}:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
+            while line := stream.readline():
+                lines = iter(stream.readline, b"\r\n")
+                fields = (line.decode().partition(":") for line in lines)
+                headers = {name.lower(): value.strip() for name, _, value in fields}
+                self.requests.append(line.decode().rpartition(" ")[0])
+                pieces = self.answer(self.requests[-1], headers)
+                if pieces and not pieces[0].startswith(b"HTTP/1.1 403"):
+                    stream.read(int(headers.get("content-length", "0")))
+                for piece in pieces:
+                    connection.sendall(piece)
+                    time.sleep(0.01)
+                if self.closes or not pieces:
+                    break
+        self.ended += 1
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    @property
+    def place(self) -> S3Place:
+        return S3Place("bucket", "", self.endpoint, "us-east-1", "access", "secret")
+
+    @property
+    def store(self) -> DirectS3:
+        return DirectS3(self.place)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(lambda request, headers: [whole(b"content")])
+    yield server
+    server.close()
+
+
+def whole(body: bytes, *more: str) -> bytes:
+    lines = "".join(f"{line}\r\n" for line in (f"Content-Length: {len(body)}", *more))
+    return f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode() + body
+
+
+def ranged(headers: dict[str, str], content: bytes) -> bytes:
+    start, end = (int(x) for x in headers["range"].removeprefix("bytes=").split("-"))
+    body = content[start : end + 1]
+    head = (
+        f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Range: bytes {start}-{start + len(body) - 1}/{len(content)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+PLAIN: dict[str, Sequence[bytes]] = {
+    "in one piece": [whole(b"content")],
+    "byte by byte": [bytes([byte]) for byte in whole(b"content")],
+    "odd spaces": [b"HTTP/1.1 200\r\ncontent-LENGTH:7  \r\n\r\ncontent"],
+    "HTTP/1.0": [b"HTTP/1.0 200 OK\r\nContent-Length: 7\r\n\r\ncontent"],
+    "and more": [whole(b"content") + b"and more"],
+    "a refusal": [b"HTTP/1.1 404 Not Found\r\nContent-Length: 29\r\n\r\n" + b"x" * 29],
+}
+OTHERS: dict[str, Sequence[bytes]] = {
+    "in chunks": [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ncont\r\n3\r\nent\r\n0\r\n\r\n"
+    ],
+    "after interim ones": [b"HTTP/1.1 100 Continue\r\n\r\n" * 3, whole(b"content")],
+    "a long head": [whole(b"content", *[f"X-{i}: {'y' * 500}" for i in range(90)])],
+}
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OTHERS])
+def test_an_answer_is_read_however_it_is_said(server: Server, name: str) -> None:
+    """One that is not plain is asked for again by urllib3, which reads them all."""
+    server.answer = lambda request, headers: (PLAIN | OTHERS)[name]
+    for _ in range(3):
+        assert server.store.find("key") == (None if name == "a refusal" else b"content")
+    assert len(server.requests) == (3 if name in PLAIN else 6)
+
+
+def test_some_of_many_are_found_whatever_becomes_of_the_others(server: Server) -> None:
+    """And only those that failed are asked for again."""
+    failing = {"/bucket/3", "/bucket/40"}
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        target = request.split(" ")[1]
+        if target == "/bucket/40" and target in failing:
+            return [whole(target.encode())[:-3]]
+        if target in failing:
+            return [b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"]
+        if target == "/bucket/7":
+            return [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"]
+        return [whole(target.encode())]
+
+    server.answer = answer
+    keys = [str(number) for number in range(150)]
+    expected = [None if key == "7" else f"/bucket/{key}".encode() for key in keys]
+    found: dict[int, memoryview | None] = {}
+    place = replace(server.place, timeout=1.0)
+    errors = DirectS3(place).find_some(keys, found)
+    assert "503" in str(errors[0])
+    assert {place: expected[place] for place in found} == found
+    assert len(server.requests) == len(found) + len(errors) < 150
+    failing.discard("/bucket/3")
+    server.requests.clear()
+    found.clear()
+    threading.Timer(0.5, failing.clear).start()
+    assert RetriedStore(S3Store(place), deadline=20).find_all(keys) == expected
+    assert {server.requests.count(f"GET /bucket/{key}") for key in keys if key != "40"} == {1}
+    assert server.requests.count("GET /bucket/40") > 1
+
+
+def test_some_ranges_of_many_objects_come_whatever_becomes_of_the_others(server: Server) -> None:
+    """Each range is the one asked for; what touches another, or failed, is asked for by itself."""
+    failing = {"/bucket/3"}
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        target = request.split(" ")[1]
+        if target in failing:
+            return [b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"]
+        first, last = map(int, headers["range"].removeprefix("bytes=").split("-"))
+        body = (target[-1].encode() * 100)[first : last + 1]
+        head = f"HTTP/1.1 206 P\r\nContent-Range: bytes {first}-{last}/100\r\n"
+        return [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body]
+
+    server.answer = answer
+    requests = [(str(n), [(0, n + 1), (50, 60)]) for n in range(9)] + [("9", [(0, 5), (5, 9)])]
+    expected = [[key.encode() * (b - a) for a, b in ranges] for key, ranges in requests]
+    received: dict[int, Buffers] = {}
+    errors = DirectS3(server.place).get_some(requests, received)
+    assert errors
+    assert all("503" in str(error) for error in errors)
+    assert {place: expected[place] for place in received} == received
+    failing.clear()
+    server.requests.clear()
+    received.clear()
+    assert DirectS3(server.place).get_some(requests, received) == []
+    assert [received[place] for place in range(9)] == expected[:9]
+    assert 9 not in received
+    failing.add("/bucket/3")
+    threading.Timer(0.5, failing.clear).start()
+    assert RetriedStore(S3Store(server.place), deadline=20).get_many(requests) == expected
+
+
+def test_a_server_at_an_address_of_ipv6() -> None:
+    try:
+        server = Server(lambda request, headers: [whole(b"content")], "::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with contextlib.closing(server):
+        assert server.store.get("key") == b"content"
+
+
+@pytest.mark.parametrize("closing", [[], ["Connection: close"], ["connection: Keep-Alive, Close"]])
+def test_a_connection_is_used_again_unless_it_ends(server: Server, closing: list[str]) -> None:
+    server.answer = lambda request, headers: [whole(b"content", *closing)]
+    for _ in range(3):
+        assert server.store.get("key") == b"content"
+        assert b"".join(server.store.stream("key", 0, 7)) == b"content"
+    assert server.connections == (6 if closing else 2)  # one for streams
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used(server: Server) -> None:
+    server.closes = True
+    for _ in range(3):
+        assert server.store.get("key") == b"content"
+        time.sleep(0.1)
+    assert len(server.requests) == server.connections == 3
+
+
+def test_refusals_keep_the_connection(server: Server) -> None:
+    server.answer = lambda request, headers: [
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 29\r\n\r\n<Error><Code>x</Code></Error>"
+    ]
+    for _ in range(3):
+        with pytest.raises(ObjectNotFoundError):
+            server.store.get("key")
+    assert server.connections == 1
+
+
+def test_what_was_asked_for_and_not_read_is_nobody_elses_answer(server: Server) -> None:
+    """The first range is refused while others are under way; their answers come later."""
+    content = bytes(range(256)) * 100
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        if "range" not in headers:
+            return [whole(b"content")]
+        if headers["range"] == "bytes=0-9":
+            return [b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"]
+        time.sleep(0.3)
+        return [ranged(headers, content)]
+
+    server.answer = answer
+    for _ in range(3):
+        with pytest.raises(StoreError, match="503"):
+            server.store.get_ranges("key", [(i, i + 10) for i in range(0, 1000, 100)])
+        assert [server.store.get("key") for _ in range(12)] == [b"content"] * 12
+
+
+def test_what_comes_beyond_an_answer_is_nobody_elses(server: Server) -> None:
+    server.answer = lambda request, headers: [whole(b"content") + whole(b"another")]
+    assert [server.store.get("key") for _ in range(3)] == [b"content"] * 3
+    server.answer = lambda request, headers: [whole(b"content"), whole(b"another")]
+    for _ in range(3):
+        assert server.store.get("key") == b"content"
+        time.sleep(0.1)
+
+
+def test_a_range_that_the_object_does_not_have(server: Server) -> None:
+    server.answer = lambda request, headers: [ranged(headers, bytes(50))]
+    with pytest.raises(ObjectShortError):
+        server.store.get_ranges("key", [(0, 10), (45, 55)])
+    assert b"".join(server.store.stream("key", 45, 55)) == bytes(5)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, 65])
+def test_a_connection_that_breaks_is_one(server: Server, cut: int) -> None:
+    server.closes = True
+    server.answer = lambda request, headers: [whole(b"content" * 4)[:cut]]
+    for work in (lambda s: s.get("key"), lambda s: s.get_ranges("key", [(0, 28)])):
+        with pytest.raises(StoreConnectionError, match="the connection broke off"):
+            work(server.store)
+
+
+def test_a_large_put_is_refused_before_all_is_sent(server: Server) -> None:
+    """The server reads no body, and keeps the connection open."""
+    server.answer = lambda request, headers: [
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+    ]
+    with pytest.raises(PermissionDeniedError):
+        server.store.put("key", bytes(2**26))
+
+
+def test_a_put_that_is_granted_before_all_is_sent_is_none() -> None:
+    """Such a server has not seen what it says to have stored."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(whole(b""))
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    place = S3Place("bucket", "", endpoint, "us-east-1", "access", "secret", timeout=5)
+    with pytest.raises(StoreConnectionError):
+        DirectS3(place).put("key", bytes(2**26))
+    thread.join()
+    listener.close()
+
+
+def test_one_thread_receives_what_many_wait_for(server: Server) -> None:
+    content = bytes(range(256)) * 100
+    server.answer = lambda request, headers: [ranged(headers, content)]
+    store = server.store
+    calls = [[(i, i + 50) for i in range(first, first + 2000, 100)] for first in range(32)]
+    before = set(threading.enumerate())
+    with ThreadPoolExecutor(8, "asking") as pool:
+        received = list(pool.map(lambda ranges: store.get_ranges("key", ranges), calls))
+        new = set(threading.enumerate()) - before
+    assert received == [[content[a:b] for a, b in ranges] for ranges in calls]
+    assert [t.name for t in new if "exchanges" in t.name] == ["storage_loader-s3-exchanges"]
+
+
+def test_answers_that_never_come_are_given_up_together(server: Server) -> None:
+    """After one timeout, however many there are."""
+    content = bytes(range(256)) * 100
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        if int(headers["range"].partition("=")[2].partition("-")[0]) < 3000:
+            return [ranged(headers, content)]
+        over.wait(20)
+        return []
+
+    over = threading.Event()
+    server.answer = answer
+    store = DirectS3(replace(server.place, timeout=0.5))
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError):
+        store.get_ranges("key", [(i, i + 10) for i in range(0, 20_000, 100)])
+    assert time.monotonic() - began < 5
+    over.set()
+    assert store.get_ranges("key", [(0, 10), (20, 30)]) == [content[:10], content[20:30]]
+
+
+def test_many_ranges_share_few_connections(server: Server) -> None:
+    content = bytes(range(256)) * 100
+    server.answer = lambda request, headers: [ranged(headers, content)]
+    ranges = [(i, i + 10) for i in range(0, 20_000, 100)]
+    assert server.store.get_ranges("key", ranges) == [content[a:b] for a, b in ranges]
+    assert server.connections == AT_ONCE
+    assert len(server.requests) == 200
+
+
+def test_a_stream_gives_what_came_before_it_broke(server: Server) -> None:
+    server.closes = True
+    content = np.random.default_rng(0).bytes(4 * STREAM_CHUNK)
+    server.answer = lambda request, headers: [ranged(headers, content)[:-300]]
+    received: list[bytes] = []
+    with pytest.raises(StoreConnectionError, match="the connection broke off"):
+        received.extend(server.store.stream("key", 0, len(content)))
+    assert b"".join(received) == content[:-300]
+
+
+def test_sockets_of_a_process_with_many_files(server: Server) -> None:
+    """`select` waits for none from the 1,024th on."""
+    content = bytes(range(256)) * 100
+    server.answer = lambda request, headers: [ranged(headers, content)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    files = []
+    try:
+        while not files or files[-1] < 1100:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        began = time.monotonic()
+        ranges = [(i, i + 10) for i in range(0, 1000, 100)]
+        for _ in range(5):
+            assert server.store.get_ranges("key", ranges) == [content[a:b] for a, b in ranges]
+        assert time.monotonic() - began < 1  # a `select` for others takes 0.2 s a turn
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_small_put_has_time_for_its_way() -> None:
+    """A second for each 16 KiB, beyond the timeout of the answer."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as stream:
+            while stream.readline() != b"\r\n":
+                pass
+            time.sleep(1.5)
+            stream.read(2**16)
+            connection.sendall(whole(b""))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    place = S3Place("bucket", "", endpoint, "us-east-1", "access", "secret", timeout=0.5)
+    DirectS3(place).put("key", bytes(2**16))
+    thread.join()
+    listener.close()
+
+
+REFUSED = "HTTP/1.1 {} Refused\r\nTransfer-Encoding: chunked\r\n\r\n"
+CODE = b"1d\r\n<Error><Code>A</Code></Error>\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "requests"),
+    [
+        (412, ObjectExistsError, 2),
+        (403, PermissionDeniedError, 2),
+        (503, StoreUnavailableError, 1),
+        (200, StoreConnectionError, 1),
+    ],
+)
+def test_a_put_is_made_again_only_where_it_cannot_have_arrived(
+    server: Server, status: int, kind: type[StoreError], requests: int
+) -> None:
+    """An answer in chunks, as AWS gives a refusal, is not read here."""
+    server.answer = lambda request, headers: [REFUSED.format(status).encode() + CODE]
+    with pytest.raises(kind):
+        server.store.put("key", b"content", create=True)
+    assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2**16, 2**16 + 1, 2**20])
+def test_a_put_is_one_request_whole(answers: Answers, nbytes: int) -> None:
+    body = np.random.default_rng(nbytes).bytes(nbytes)
+    answers.always(Answer(200))
+    place = S3Place("bucket", "", answers.endpoint, "us-east-1", "access", "secret")
+    DirectS3(place).put("key", body)
+    [request] = answers.requests
+    assert request.body == body
+
+
+def test_a_server_that_ends_each_connection_answers_all(server: Server) -> None:
+    content = bytes(range(256)) * 100
+    server.closes = True
+    server.answer = lambda request, headers: [ranged(headers, content)]
+    ranges = [(i, i + 10) for i in range(0, 10_000, 100)]
+    assert server.store.get_ranges("key", ranges) == [content[a:b] for a, b in ranges]
+    assert len(server.requests) == len(ranges)
+
+
+def test_a_server_that_ends_connections_without_an_answer_is_no_loop(server: Server) -> None:
+    server.answer = lambda request, headers: []
+    with pytest.raises(StoreConnectionError, match="the connection broke off"):
+        server.store.get_ranges("key", [(i, i + 10) for i in range(0, 10_000, 100)])
+    assert len(server.requests) <= AT_ONCE
+
+
+def test_more_callers_than_connections_of_a_dead_server_all_get_an_error() -> None:
+    """None of them waits for a connection that nobody makes."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    store = DirectS3(S3Place("bucket", "", endpoint, "us-east-1", "access", "secret"))
+    ranges = [(i, i + 10) for i in range(0, 2000, 100)]
+
+    def ask(number: int) -> type[BaseException] | None:
+        try:
+            store.get_ranges(f"key {number}", ranges)
+        except StoreError as error:
+            return type(error)
+        return None
+
+    with ThreadPoolExecutor(64) as pool:
+        assert set(pool.map(ask, range(128))) == {StoreConnectionError}
+
+
+def test_ctrl_c_ends_what_was_waited_for(server: Server) -> None:
+    """Its connection is closed, and the next request has another one."""
+    over = threading.Event()
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        over.wait(20)
+        return []
+
+    server.answer = answer
+    store = server.store
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        store.get("key")
+    over.set()
+    server.answer = lambda request, headers: [whole(b"content")]
+    assert store.get("key") == b"content"
+    assert server.connections == 2
+
+
+def test_a_head_with_a_character_that_none_may_have_is_not_sent(server: Server) -> None:
+    """A token from a file with a line break at its end would begin another line."""
+    keys = lambda: Credentials("access", "secret", "token\r\nX-Other: y")  # noqa: E731
+    place = S3Place("bucket", "", server.endpoint, "us-east-1", credentials=keys)
+    with pytest.raises(StoreError, match="x-amz-security-token would have a character"):
+        S3Store(place).get("key")
+    assert server.requests == []
+
+
+def test_the_thread_ends_with_who_asked(server: Server) -> None:
+    host, port = server.endpoint.removeprefix("http://").split(":")
+    made = Exchanges(host, int(port), None, timeout=5.0, connect_timeout=5.0)
+    exchange = Exchange(b"GET /x HTTP/1.1\r\n\r\n", 100)
+    before = set(threading.enumerate())
+    made.make([exchange], 1)
+    assert exchange.fate is Fate.ANSWERED
+    assert exchange.body == b"content"
+    new = set(threading.enumerate()) - before
+    [thread] = [each for each in new if each.name == "storage_loader-s3-exchanges"]
+    del made
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    while not server.ended:
+        time.sleep(0.01)
+
+
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 7\r\nContent-Range: bytes 0-6/9\r\n"
+WORDS = [b"\r\n", b"\n", b"\0", b" ", b":", b"Transfer-Encoding: chunked\r\n", b"9" * 30]
+
+
+@given(
+    st.integers(0, len(HEAD)),
+    st.integers(0, len(HEAD)),
+    st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=8),
+)
+def test_whatever_bytes_come_are_a_plain_head_or_none(
+    start: int, end: int, put: list[bytes]
+) -> None:
+    text = HEAD[:start] + b"".join(put) + HEAD[end:]
+    head = Head.parse(text)
+    if head is not None:
+        assert 200 <= head.status < 600
+        assert 0 <= head.nbytes < 10**18
+        assert text.lower().count(b"\r\ncontent-length:") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Content-Length: 7",
+        b"Content-Length: 8",
+        b"CONTENT-LENGTH:7",
+        b"Transfer-Encoding: chunked",
+        b"transfer-encoding:identity",
+        b"Content-Encoding: gzip",
+        b"Content-Range: bytes 0-6/9",
+        b"Upgrade: x",
+    ],
+)
+def test_a_head_that_could_be_read_in_two_ways_is_none(line: bytes) -> None:
+    assert Head.parse(HEAD) == Head(206, 7, (0, 7), b"", True)
+    assert Head.parse(HEAD + line) is None
+
+
+@pytest.mark.parametrize("length", [b"", b"-7", b"+7", b"7,7", b"0x7", b"9" * 30, b"7 7"])
+def test_a_length_is_a_number(length: bytes) -> None:
+    assert Head.parse(b"HTTP/1.1 200 OK\r\nContent-Length: " + length) is None
+
+
+@pytest.mark.parametrize("said", ["bytes 1-10/99", "bytes 0-10/99", "bytes 9-0/99", "", "0-9"])
+def test_other_bytes_than_those_asked_for_are_not_taken(server: Server, said: str) -> None:
+    """urllib3 is asked then, and checksums find what is not the object's."""
+    head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: {said}\r\nContent-Length: 10\r\n\r\n"
+    bodies = iter([bytes(10), b"x" * 10])
+    server.answer = lambda request, headers: [head.encode() + next(bodies)]
+    assert server.store.get_ranges("key", [(0, 10)]) == [b"x" * 10]
