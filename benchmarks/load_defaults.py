@@ -53,7 +53,7 @@ def _constant(words: str, name: str, values: Sequence[Any]) -> list[Choice]:
 FETCHING = [
     _keyword("threads", (1, 2, 4, 8, 16)),
     _keyword("prefetch", (64, 128, 256, 512), MIB),
-    _constant("pieces of", "store.minio_s3.STREAM_CHUNK", (2**16, 2**18, 2**20)),
+    _constant("pieces of", "store.minio_s3.STREAM_CHUNK", (2**17, 2**19, 2**21)),
     _tuned("request_nbytes", 8 * MIB, 64 * MIB),
     _tuned("stream_nbytes", 2**18, MIB, 4 * MIB),
     _tuned("gap_nbytes", 0, 2**16, 2**18, MIB),

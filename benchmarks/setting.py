@@ -196,7 +196,7 @@ class Bucket:
 
     @cached_property
     def client(self) -> Client:
-        """obstore as storage_loader sets it up: signed payloads, obstore's own defaults else."""
+        """obstore, to compare with: signed payloads, as ours are, its own defaults else."""
         s = self.server
         return Client(
             self.name,

@@ -1,7 +1,6 @@
 """Objects as files in a folder, read as memory maps.
 
-Own code rather than obstore's local store: obstore's runtime does not survive a fork, and
-a map gives rows without a copy.
+A map gives rows without a copy.
 """
 
 from __future__ import annotations

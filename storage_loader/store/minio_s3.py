@@ -1,6 +1,6 @@
-"""S3 through the minio client, over connections that do not trust the server.
+"""S3 through urllib3 and the minio client, over connections that do not trust the server.
 
-It lists, deletes and creates buckets; after a fork and behind a proxy it does all.
+All that it knows is done here behind a proxy; else what `direct_s3` leaves.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class MinioS3(Store):
                 self._place.bucket, self._place.full_key(key), offset=offset, length=length
             )
             try:
+                if length:
+                    _check_range(response, offset, offset + length)
                 yield response
             finally:
                 response.close()
@@ -339,6 +341,14 @@ def _length(response: BaseHTTPResponse) -> int | None:
     if not re.fullmatch("[0-9]{1,20}", text):
         raise ValueError(f"an answer of {text[:40]!r} bytes")
     return int(text)
+
+
+def _check_range(response: BaseHTTPResponse, start: int, end: int) -> None:
+    """Raise for an answer with other bytes than those asked for; there may be fewer of them."""
+    said = re.match("bytes ([0-9]{1,18})-([0-9]{1,18})/", response.headers.get("content-range", ""))
+    is_part = said is not None and int(said[1]) == start and int(said[2]) < end
+    if not (is_part if response.status == 206 else start == 0):
+        raise ValueError(f"the server sent other bytes than {start} to {end}")
 
 
 def _received(response: BaseHTTPResponse, limit: int) -> bytearray:

@@ -248,7 +248,7 @@ _SHORTEST_SECRET = 6  # a shorter one would be found in words that are none
 def _cause(place: S3Place, cause: Exception) -> Exception:
     """What the client's error and those behind it say: in one line, without their frames and keys.
 
-    obstore's text is a tree of 35 lines, urllib3 raises three errors of 60 lines for one.
+    urllib3 raises three errors of 60 lines for one.
     """
     told = ""
     one: BaseException | None = cause

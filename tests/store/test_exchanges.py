@@ -570,9 +570,9 @@ def test_a_length_is_a_number(length: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", ["bytes 1-10/99", "bytes 0-10/99", "bytes 9-0/99", "", "0-9"])
-def test_other_bytes_than_those_asked_for_are_not_taken(server: Server, said: str) -> None:
-    """urllib3 is asked then, and checksums find what is not the object's."""
+def test_other_bytes_than_those_asked_for_are_an_error(server: Server, said: str) -> None:
     head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: {said}\r\nContent-Length: 10\r\n\r\n"
-    bodies = iter([bytes(10), b"x" * 10])
-    server.answer = lambda request, headers: [head.encode() + next(bodies)]
-    assert server.store.get_ranges("key", [(0, 10)]) == [b"x" * 10]
+    server.answer = lambda request, headers: [head.encode() + bytes(10)]
+    for read in (lambda s: s.get_ranges("key", [(0, 10)]), lambda s: list(s.stream("key", 0, 10))):
+        with pytest.raises(StoreError, match="other bytes than 0 to 10"):
+            read(server.store)
