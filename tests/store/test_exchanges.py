@@ -485,12 +485,12 @@ def test_ctrl_c_ends_what_was_waited_for(server: Server) -> None:
     over = threading.Event()
 
     def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
         over.wait(20)
         return []
 
     server.answer = answer
     store = server.store
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         store.get("key")
     over.set()
