@@ -58,7 +58,7 @@ class Fate(Enum):
     STRANGE = "strange"  # no plain answer came
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Exchange:
     """A request, and what came of it."""
 
@@ -203,11 +203,6 @@ class _Call:
         self.under_way = 0
         self.over = threading.Lock()
         self.over.acquire()
-
-    @property
-    def wants_more(self) -> bool:
-        """Another connection."""
-        return bool(self.waiting) and self.under_way < self.at_once
 
     def end(self) -> None:
         """Tell the caller, where nothing is left to do."""
@@ -401,7 +396,7 @@ class _Arrivals:
     def take_on(self, call: _Call) -> None:
         """Begin with the exchanges of a call."""
         self._calls.append(call)
-        while self._idle and call.wants_more:
+        while self._idle and call.waiting and call.under_way < call.at_once:
             self._idle.pop().ask(call)
         missing = min(call.at_once - call.under_way, len(call.waiting))
         for _ in range(min(missing, _MOST - len(self._all) - len(self._tasks))):
@@ -419,7 +414,10 @@ class _Arrivals:
         """The call that gets the next connection."""
         while self._calls and not self._calls[0].waiting:
             self._calls.popleft()
-        return next((call for call in self._calls if call.wants_more), None)
+        for call in self._calls:
+            if call.waiting and call.under_way < call.at_once:
+                return call
+        return None
 
     def made(self, connection: _Connection) -> None:
         """It was opened."""
@@ -439,7 +437,7 @@ class _Arrivals:
         if connection in self._idle:
             self._idle.remove(connection)
         call = self._oldest()
-        if call is not None:  # which may have waited for this one
+        if call is not None and not self._tasks:  # it may have waited for this one
             self._open(call)
 
     def put_back(self, call: _Call, exchange: Exchange) -> None:
