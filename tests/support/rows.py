@@ -54,6 +54,11 @@ def _values(attribute: Attribute, rows: np.ndarray) -> Any:
             .astype(bool)
             .reshape(shape)
         )
+    if attribute.row_nbytes > 2**15:  # a copy takes a tenth of the time
+        distinct, places = np.unique(rows, return_inverse=True)
+        if len(distinct) < len(rows):
+            copied: np.ndarray = _values(attribute, distinct)[places]
+            return copied
     words = -(-attribute.row_nbytes // 8)
     octets = _mixed(rows, words, salt).view(np.uint8)[:, : attribute.row_nbytes]
     return np.ascontiguousarray(octets).view(attribute.numpy_dtype).reshape(shape)
@@ -118,11 +123,13 @@ def _mixed(rows: np.ndarray, words: int, salt: np.uint64) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Splitmix64, a bijection of 64-bit words."""
-    x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(2**64 - 1)
+    """Splitmix64, a bijection of 64-bit words, in place."""
+    x += np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def save_rows(
