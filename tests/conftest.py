@@ -10,6 +10,7 @@ while running (`request.getfixturevalue`) has to be marked by hand.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import resource
@@ -84,6 +85,15 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def threads_of_this_test() -> None:
     """Whatever an earlier test left behind is no thread of this one."""
     threads.forget_earlier()
+
+
+@pytest.fixture
+def speed_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check reads and writes for a tenth of a second, not for three, to tell the speed."""
+    from storage_loader.checks.trial import Effort
+
+    little = functools.partial(Effort, speed_seconds=0.1)
+    monkeypatch.setattr("storage_loader.checks.examine.Effort", little)
 
 
 @pytest.fixture

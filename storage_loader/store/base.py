@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -20,6 +21,8 @@ STREAM_CHUNK = 2**19  # hashed and written while received; 2**18 are 0.95 of thi
 WHOLE = 2**28  # bytes that are read whole at most, where the caller knows no closer limit
 
 Buffers = list[memoryview]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _OVER = threading.Event()
 _OVER.set()
@@ -199,7 +202,7 @@ def xxh3(data: Buffer) -> int:
 
 def check_key(key: str) -> str:
     """The key itself; `StoreError` for one that could leave its folder or be misread."""
-    return _checked(key, any(ord(c) < 32 or ord(c) == 127 for c in key))
+    return _checked(key, _CONTROL.search(key) is not None)
 
 
 def check_parts(key: str) -> str:

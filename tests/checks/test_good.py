@@ -49,6 +49,7 @@ def test_all_points_hold_and_nothing_else_changes(with_dataset: dict[str, str]) 
     assert checked.seconds < 30
 
 
+@pytest.mark.usefixtures("speed_of_a_moment")
 def test_tmpfs_holds_and_is_named() -> None:
     memory = Path("/dev/shm")
     if not memory.is_dir():
@@ -76,6 +77,7 @@ def test_read_only_of_nothing_tells_what_it_could_not_try(memory: dict[str, str]
     assert [one.name for one in checked.not_tried] == ["read"]
 
 
+@pytest.mark.usefixtures("speed_of_a_moment")
 def test_a_missing_folder_is_made_only_by_a_check_that_writes(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b"
     checked = check(place, read_only=True)
@@ -85,6 +87,7 @@ def test_a_missing_folder_is_made_only_by_a_check_that_writes(tmp_path: Path) ->
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.usefixtures("speed_of_a_moment")
 def test_old_leavings_go_and_young_ones_stay(folder: dict[str, str]) -> None:
     root = Path(folder["storage"])
     for name in ("old", "young", "mixed"):
@@ -127,6 +130,7 @@ def program(*words: str, **keys: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3_storage", marks=pytest.mark.s3)])
 def test_ctrl_c_leaves_nothing(request: pytest.FixtureRequest, place: str) -> None:
     storage: dict[str, str] = request.getfixturevalue(place)
@@ -154,6 +158,7 @@ def test_ctrl_c_leaves_nothing(request: pytest.FixtureRequest, place: str) -> No
 
 
 @pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("library_once", "speed_of_a_moment")
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3_storage", marks=pytest.mark.s3)])
 def test_killed_checks_leave_only_what_a_later_one_removes(
     request: pytest.FixtureRequest, place: str, monkeypatch: pytest.MonkeyPatch

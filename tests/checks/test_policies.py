@@ -190,6 +190,7 @@ def test_a_writer_saves_and_removes_nothing(
     cannot_reach_the_other_prefix(s3_server, s3_bucket)
 
 
+@pytest.mark.usefixtures("speed_of_a_moment")
 def test_a_maintainer_does_all(
     s3_server: S3Server, s3_bucket: str, allow: Callable[[str], None]
 ) -> None:

@@ -98,6 +98,7 @@ def test_json_holds_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("s3://bucket", settings)]
 
 
+@pytest.mark.usefixtures("speed_of_a_moment")
 def test_without_a_storage_the_default_one_is_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset, verify_dataset
+from storage_loader import (
+    Attribute,
+    DataConfig,
+    DataLoader,
+    DataSaver,
+    Dataset,
+    Ragged,
+    verify_dataset,
+)
 from storage_loader.errors import ChecksumError
 from storage_loader.layout import ObjectLayout, Outline
 from tests.support.caches import alter, cached_files
@@ -25,24 +35,31 @@ PATHS = paths(ROWS)
 WHAT = ["directory", "tokens/ends", "tokens/values", "caption/ends", "caption/values", "pixels"]
 
 
-def made(numbers: np.ndarray) -> dict[str, Any]:
+@functools.cache
+def all_rows() -> dict[str, Any]:
     """Rows that become smaller."""
+    numbers = np.arange(ROWS)
     return {
-        "tokens": [np.arange(n % 7, dtype=np.int32) + n // 100 for n in numbers],
+        "tokens": Ragged.of_lengths(
+            np.concatenate([np.arange(n % 7, dtype=np.int32) + n // 100 for n in range(ROWS)]),
+            numbers % 7,
+        ),
         "row": numbers,
-        "caption": [f"row {n}" * (n % 4) for n in numbers],
+        "caption": [f"row {n}" * (n % 4) for n in range(ROWS)],
         "pixels": (numbers[:, None] + np.arange(100) // 9).astype(np.uint8),
     }
 
 
 def assert_rows(batch: dict[str, Any]) -> list[int]:
     """The numbers of the rows, if every attribute is right."""
+    right = all_rows()
     numbers = np.asarray(batch["row"])
-    right = made(numbers)
-    assert (batch["pixels"] == right["pixels"]).all()
-    assert list(batch["caption"]) == right["caption"]
-    assert batch["tokens"].lengths.tolist() == [len(row) for row in right["tokens"]]
-    assert (batch["tokens"].values == np.concatenate(right["tokens"])).all()
+    assert (batch["pixels"] == right["pixels"][numbers]).all()
+    assert batch["caption"] == [right["caption"][n] for n in numbers.tolist()]
+    lengths = right["tokens"].lengths[numbers]
+    assert batch["tokens"].lengths.tolist() == lengths.tolist()
+    first = np.repeat(right["tokens"].offsets[numbers] - batch["tokens"].offsets[:-1], lengths)
+    assert (batch["tokens"].values == right["tokens"].values[first + np.arange(len(first))]).all()
     return numbers.tolist()
 
 
@@ -50,14 +67,25 @@ def numbers_in(loader: DataLoader) -> list[int]:
     return sorted(number for batch in loader for number in assert_rows(batch))
 
 
-@pytest.fixture
-def kinds(tmp_path: Path) -> DataConfig:
-    """One object."""
-    the_config = DataConfig("coded", KINDS, storage=tmp_path / "store", compressor={})
-    with DataSaver(the_config) as saver:
+def config_in(folder: Path) -> DataConfig:
+    return DataConfig("coded", KINDS, storage=folder, compressor={})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds one object; no test changes it."""
+    folder = tmp_path_factory.mktemp("saved")
+    with DataSaver(config_in(folder)) as saver:
         for first in range(0, ROWS, 5000):
-            saver(made(np.arange(first, first + 5000)))
-    return the_config
+            saver({name: rows[first : first + 5000] for name, rows in all_rows().items()})
+    return folder
+
+
+@pytest.fixture
+def kinds(saved: Path, tmp_path: Path) -> DataConfig:
+    """One object, which the test may change."""
+    shutil.copytree(saved, tmp_path / "store")
+    return config_in(tmp_path / "store")
 
 
 def object_of(the_config: DataConfig) -> tuple[Path, ObjectLayout]:
@@ -82,7 +110,7 @@ def place_of(the_config: DataConfig, what: str) -> int:
 
 
 def loader_of(the_config: DataConfig, cache_dir: Path, path: str) -> DataLoader:
-    return DataLoader(the_config, **{"batch_size": 2500, "cache_dir": cache_dir, **PATHS[path]})
+    return DataLoader(the_config, **{"batch_size": 5000, "cache_dir": cache_dir, **PATHS[path]})
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -178,8 +206,7 @@ def test_verify_names_the_rows_of_a_damaged_block(kinds: DataConfig, what: str) 
     column = layout.columns[what]
     first, stop = column.block_items, min(2 * column.block_items, column.items)
     if role == "values":
-        rows = made(np.arange(ROWS))[attribute]
-        ends = np.cumsum([len(row) for row in rows])
+        ends = np.cumsum([len(row) for row in all_rows()[attribute]])
         holding = np.flatnonzero((ends > first) & (ends - np.diff(ends, prepend=0) < stop))
         first, stop = int(holding[0]), int(holding[-1]) + 1
     elif role == "ends":  # the next row begins where this one ends

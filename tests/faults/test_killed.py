@@ -19,6 +19,8 @@ from tests.support.caches import fill
 from tests.support.rows import ATTRIBUTES_1K, kilobytes, stored
 from tests.support.scale import scaled
 
+pytestmark = pytest.mark.usefixtures("library_once")
+
 
 def start(kind: str, the_config: DataConfig, **how: Any) -> subprocess.Popen[str]:
     environment = {

@@ -19,10 +19,12 @@ from tests.support.caches import fill
 from tests.support.rows import ROW, config, save_rows
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("library_once")
+
 MIB = 2**20
 
 START = """
-import collections, gc, json, os, resource, sys, threading
+import collections, ctypes, gc, json, os, resource, sys, threading
 import storage_loader.catalog.catalog as catalog
 from tests.support.faulty import WatchedStore
 from tests.support.rows import ROW, numbers_in
@@ -42,6 +44,10 @@ class Copying(WatchedStore):
         for piece in super().stream(key, start, end):
             yield bytes(piece)
 
+# glibc gives back at once what is freed.
+mallopt = ctypes.CDLL(None).mallopt
+assert mallopt(-1, 65536) and mallopt(-3, 65536)  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+
 def anonymous():
     [line] = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
     return int(line.split()[1]) * 1024
@@ -59,12 +65,7 @@ def run(script: str, configs: list[DataConfig], local: bool = False, **how: Any)
     arguments = {"configs": [c.to_json() for c in configs], "local": local, "how": how}
     done = subprocess.run(
         [sys.executable, "-c", START + script, json.dumps(arguments)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed is given back at once
-            "MALLOC_TRIM_THRESHOLD_": "65536",
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

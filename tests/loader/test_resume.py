@@ -463,6 +463,7 @@ print(json.dumps([rows, loader.state_dict()]))
 """
 
 
+@pytest.mark.usefixtures("library_once")
 def test_in_another_process(folder: dict[str, str]) -> None:
     the_config = fill(folder)
     how = {"shuffle": True, **ORDER}

@@ -39,6 +39,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("torch_once")
 def test_on_a_cpu_every_figure_is_measured() -> None:
     lines = [line for line in run("-c", ON_CPU).splitlines() if "; " in line]
     assert len(lines) == 8
@@ -50,6 +51,7 @@ def test_on_a_cpu_every_figure_is_measured() -> None:
         assert waited == f"time waited, steps of 1.2 times the copy, {words}; True; "
 
 
+@pytest.mark.usefixtures("torch_once")
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
     hidden = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; import benchmarks.__main__ as m; raise SystemExit(m.main(['gpu', '--out', {str(tmp_path / 'out')!r}]))"  # noqa: E501
     assert "finds no CUDA device here: no figures, no result file" in run("-c", hidden)

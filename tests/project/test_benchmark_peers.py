@@ -25,6 +25,7 @@ ROWS = 40
 QUICK = Effort(rounds=1, trials=1, quick=True)
 
 
+@pytest.mark.usefixtures("torch_once")
 @pytest.mark.parametrize("form", ["tokens, torch, nested", "text of 1 KB, list of str"])
 def test_rows_that_differ_in_length_are_raced(tmp_path: Path, form: str) -> None:
     measure = f"warm epoch, {form}, beside torch"

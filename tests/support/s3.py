@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 from minio import Minio
@@ -37,8 +38,10 @@ class S3Server:
 
 
 def moto_server() -> Iterator[S3Server]:
+    from moto import backends
     from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
+    from werkzeug.serving import WSGIRequestHandler
 
     # moto looks whether a key is there and then stores it: of creators at once several would win.
     put_object, one_step = S3Response.put_object, threading.Lock()
@@ -47,15 +50,21 @@ def moto_server() -> Iterator[S3Server]:
         with one_step:
             return put_object(self)
 
-    S3Response.put_object = put  # type: ignore[method-assign]
+    services = list(backends.list_of_moto_modules())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = ("testaccesskey", "testsecretkey")
-    yield S3Server(f"http://{host}:{port}", *keys, region="us-east-1", real=False)
-    server.stop()
-    S3Response.put_object = put_object  # type: ignore[method-assign]
+    with (
+        mock.patch.object(S3Response, "put_object", put),
+        # It reads the folder of its services for each request.
+        mock.patch.object(backends, "list_of_moto_modules", services.copy),
+        # Connections stay open, as those to other servers.
+        mock.patch.object(WSGIRequestHandler, "protocol_version", "HTTP/1.1"),
+    ):
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        keys = ("testaccesskey", "testsecretkey")
+        yield S3Server(f"http://{host}:{port}", *keys, region="us-east-1", real=False)
+        server.stop()
 
 
 @contextmanager

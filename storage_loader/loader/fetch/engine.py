@@ -153,8 +153,7 @@ class Engine:
         everything = self._everything()
         if everything is not None:
             return Preparation([], lambda: everything)
-        numbers = np.unique(rows)
-        numbers = numbers[np.searchsorted(numbers, 0) :]
+        numbers = _ascending(rows)
         groups = list(by_object(self._snapshot.starts, numbers))
         if self._ends:
             groups = self._located(groups, stop)
@@ -387,6 +386,18 @@ class Engine:
 
 _NOTHING = np.empty(0, np.uint8)
 _NO_ROWS = np.empty(0, np.int64)
+
+
+def _ascending(rows: Rows) -> Rows:
+    """The row numbers, each once; negative ones stand for no row.
+
+    Sorting takes a quarter of the time that `np.unique` takes since numpy 2.3, which hashes.
+    """
+    numbers = np.sort(rows, axis=None)
+    kept = numbers >= 0
+    kept[1:] &= numbers[1:] != numbers[:-1]
+    ascending: Rows = numbers[kept]
+    return ascending
 
 
 def _counts(schema: Schema, groups: Sequence[ObjectRows]) -> dict[str, Rows]:

@@ -85,7 +85,7 @@ def _listed(listed: Any, num_rows: int) -> Rows:
     outside = rows[(rows < 0) | (rows >= num_rows)]
     if len(outside):
         raise ConfigError(f"subset: row {outside[0]} of a dataset of {num_rows} rows")
-    if len(np.unique(rows)) != len(rows):
+    if not np.diff(np.sort(rows)).all():
         raise ConfigError("subset: a row number stands twice")
     return rows
 

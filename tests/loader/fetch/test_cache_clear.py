@@ -319,6 +319,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.usefixtures("library_once")
 def test_what_another_process_uses_stays(filled: dict[str, DataConfig], cache_dir: Path) -> None:
     the_config = filled["train"]
     snapshot = DataLoader(the_config).open()
@@ -371,6 +372,7 @@ while True:
 """
 
 
+@pytest.mark.usefixtures("library_once")
 @pytest.mark.parametrize("size", [None, 2 * OBJECT])
 def test_clearing_beside_a_loader_loses_nothing(
     filled: dict[str, DataConfig], cache_dir: Path, size: int | None
