@@ -199,6 +199,7 @@ def _padding(file: _Recorder, layout: ObjectLayout) -> list[tuple[int, bytes]]:
     return [(start, bytes(end - start)) for start, end in places]
 
 
+@_kept
 def capacity(schema: Schema, max_nbytes: int) -> int:
     """The most rows that an object of at most `max_nbytes` bytes holds.
 

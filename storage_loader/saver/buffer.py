@@ -51,18 +51,23 @@ class Buffer(Protocol):
 
 
 def write_directory(
-    data: Array, layout: ObjectLayout, known: Mapping[str, Sequence[int]] = {}
+    data: Array, layout: ObjectLayout, coded: Mapping[str, Sequence[int]] = {}
 ) -> int:
     """Put the directory into an object that is complete but for it; returns its checksum.
 
-    `known`: by region, the checksums of its blocks, where they are.
+    `coded`: by region that is compressed, the checksums of its blocks.
     """
     view = memoryview(data)  # type: ignore[arg-type]
     checksums: list[int] = []
     for name, column in layout.columns.items():
-        if column.num_blocks:
-            ranges = [] if known.get(name) else column.ranges.tolist()
-            checksums += known.get(name) or [xxh3(view[first:last]) for first, last in ranges]
+        if column.coded is not None:
+            checksums += coded[name]
+        elif column.nbytes:
+            size, end = column.block_nbytes, column.end
+            checksums += [
+                xxh3(view[first : min(first + size, end)])
+                for first in range(column.offset, end, size)
+            ]
     start, end = layout.directory_range
     data[start:end].view("<u8")[:] = layout.words(np.array(checksums, np.uint64))
     return xxh3(view[start:end])

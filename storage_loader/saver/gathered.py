@@ -148,7 +148,7 @@ class GatheredBuffer:
         else:
             made = template(schema, self.rows, values)
         layout = made.layout
-        known = {name: region.checksums() for name, region in self._regions.items()}
+        checksums = {name: region.checksums() for name, region in self._regions.items()}
         with self._shared.assembling:
             data = self._shared.memory.take(self._shared.object_nbytes)
             self._data.append(data)
@@ -157,7 +157,7 @@ class GatheredBuffer:
         self._empty()
         for offset, piece in made.pieces:
             data[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
-        checksum = write_directory(data, layout, known)
+        checksum = write_directory(data, layout, checksums)
         return memoryview(data)[: layout.nbytes], layout, checksum  # type: ignore[arg-type]
 
     def clear(self) -> None:
@@ -184,7 +184,7 @@ class _Gathered(Protocol):
         """How its blocks are coded, which are all there; None where they are not, or none is."""
 
     def checksums(self) -> Sequence[int]:
-        """Those of its blocks that are known already: of all, or of none."""
+        """Those of its blocks, where they are coded."""
 
     def move_to(self, out: Array, column: Column) -> None:
         """Copy all bytes to where the object has the column, and hold none any more."""
