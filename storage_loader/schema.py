@@ -183,12 +183,12 @@ class Attribute:
         """Whether its rows are bytes, str or JSON."""
         return self.dtype in TEXTS
 
-    @property
+    @cached_property
     def is_variable(self) -> bool:
         """Whether its rows have no fixed size."""
         return self.is_text or None in self.shape
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The numpy dtype of its values in memory; of text that of its bytes."""
         return DTYPES[self.dtype] if self.dtype in DTYPES else np.dtype(np.uint8)

@@ -81,10 +81,21 @@ def header_parts(written: Parts, address: int) -> list[tuple[int, int]]:
     return [(part, len(written[part])) for part in places]
 
 
+def chunk_index(written: Parts, address: int) -> int:
+    """Where the index of the chunks of the dataset begins whose header is at `address`."""
+    part, place, nbytes = _message(written, address, _LAYOUT)
+    (index,) = struct.unpack_from("<Q", written[part], place + nbytes - 8)
+    return int(index)
+
+
+def with_checksum(body: bytes) -> bytes:
+    """Metadata of HDF5, complete."""
+    return body + struct.pack("<I", lookup3(body))
+
+
 def _changed(part: bytes, place: int, message: bytes) -> bytes:
     """With other bytes at a place, and the checksum right."""
-    body = part[:place] + message + part[place + len(message) : -_CHECKSUM_NBYTES]
-    return body + struct.pack("<I", lookup3(body))
+    return with_checksum(part[:place] + message + part[place + len(message) : -_CHECKSUM_NBYTES])
 
 
 def _message(written: Parts, address: int, kind: int) -> tuple[int, int, int]:
@@ -121,22 +132,24 @@ def lookup3(data: bytes) -> int:
     a = b = c = 0xDEADBEEF + len(data) & _MASK
     padded = data + bytes(-len(data) % 12)
     words = struct.unpack(f"<{len(padded) // 4}I", padded)
-    for i in range(0, len(words), 3):
-        a, b, c = a + words[i] & _MASK, b + words[i + 1] & _MASK, c + words[i + 2] & _MASK
-        if i + 3 < len(words):
-            a = (a - c & _MASK) ^ _turned(c, 4)
-            c = c + b & _MASK
-            b = (b - a & _MASK) ^ _turned(a, 6)
-            a = a + c & _MASK
-            c = (c - b & _MASK) ^ _turned(b, 8)
-            b = b + a & _MASK
-            a = (a - c & _MASK) ^ _turned(c, 16)
-            c = c + b & _MASK
-            b = (b - a & _MASK) ^ _turned(a, 19)
-            a = a + c & _MASK
-            c = (c - b & _MASK) ^ _turned(b, 4)
-            b = b + a & _MASK
+    last = len(words) - 3
+    for i in range(0, last, 3):  # 1.7 us
+        x, y, z = words[i : i + 3]
+        a, b, c = a + x, b + y, c + z & _MASK
+        a = (a - c & _MASK) ^ (c << 4 & _MASK | c >> 28)
+        c = c + b & _MASK
+        b = (b - a & _MASK) ^ (a << 6 & _MASK | a >> 26)
+        a = a + c & _MASK
+        c = (c - b & _MASK) ^ (b << 8 & _MASK | b >> 24)
+        b = b + a & _MASK
+        a = (a - c & _MASK) ^ (c << 16 & _MASK | c >> 16)
+        c = c + b & _MASK
+        b = (b - a & _MASK) ^ (a << 19 & _MASK | a >> 13)
+        a = a + c & _MASK
+        c = (c - b & _MASK) ^ (b << 4 & _MASK | b >> 28)
+        b = b + a & _MASK
     if words:
+        a, b, c = a + words[-3] & _MASK, b + words[-2] & _MASK, c + words[-1] & _MASK
         c = (c ^ b) - _turned(b, 14) & _MASK
         a = (a ^ c) - _turned(c, 11) & _MASK
         b = (b ^ a) - _turned(a, 25) & _MASK

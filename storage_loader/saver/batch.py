@@ -50,6 +50,13 @@ def _rows(value: Any, attribute: Attribute) -> Rows:
         return as_octets(value, attribute)
     if attribute.is_variable:
         return as_ragged(value, attribute)
+    if (
+        type(value) is np.ndarray
+        and value.dtype == attribute.numpy_dtype
+        and value.shape[1:] == attribute.shape
+        and value.ndim
+    ):
+        return value
     pandas = sys.modules.get("pandas")
     is_column = pandas is not None and isinstance(value, pandas.Series)
     return _array(value.to_numpy() if is_column else value, attribute)
@@ -62,18 +69,8 @@ def _cast(rows: Rows, attribute: Attribute) -> Rows:
 
 
 def _columns(batch: object, schema: Schema) -> Mapping[str, Any]:
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(batch, pandas.DataFrame):
-        batch = {name: batch[name] for name in batch.columns}
-    elif isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Mapping):
-        batch = _of_rows(batch)
-    elif is_table(batch):
-        batch = table_columns(batch)
     if not isinstance(batch, Mapping):
-        raise SchemaError(
-            "a batch is a dict of attribute name to array, a list of dicts, one a row, or a table "
-            f"of pandas or pyarrow, not {type(batch).__name__}"
-        )
+        batch = _by_name(batch)
     for name in batch:
         if name not in schema.names:
             raise SchemaError(
@@ -83,6 +80,21 @@ def _columns(batch: object, schema: Schema) -> Mapping[str, Any]:
     if missing:
         raise SchemaError(f"the batch lacks attribute {missing[0]!r}")
     return batch
+
+
+def _by_name(batch: Any) -> Mapping[str, Any]:
+    """The columns of a table, or of a list of rows."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(batch, pandas.DataFrame):
+        return {name: batch[name] for name in batch.columns}
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Mapping):
+        return _of_rows(batch)
+    if is_table(batch):
+        return table_columns(batch)
+    raise SchemaError(
+        "a batch is a dict of attribute name to array, a list of dicts, one a row, or a table "
+        f"of pandas or pyarrow, not {type(batch).__name__}"
+    )
 
 
 def _of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:

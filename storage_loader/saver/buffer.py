@@ -6,7 +6,7 @@ Rows of fixed size, that is; gathered.py holds those whose places are known only
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -50,13 +50,26 @@ class Buffer(Protocol):
         """Hold no rows; those of the last object may be overwritten."""
 
 
-def write_directory(data: Array, layout: ObjectLayout) -> int:
-    """Put the directory into an object that is complete but for it; returns its checksum."""
+def write_directory(
+    data: Array, layout: ObjectLayout, coded: Mapping[str, Sequence[int]] = {}
+) -> int:
+    """Put the directory into an object that is complete but for it; returns its checksum.
+
+    `coded`: by region that is compressed, the checksums of its blocks.
+    """
     view = memoryview(data)  # type: ignore[arg-type]
-    blocks = layout.block_ranges.tolist()
-    checksums = np.array([xxh3(view[first:last]) for first, last in blocks], np.uint64)
+    checksums: list[int] = []
+    for name, column in layout.columns.items():
+        if column.coded is not None:
+            checksums += coded[name]
+        elif column.nbytes:
+            size, end = column.block_nbytes, column.end
+            checksums += [
+                xxh3(view[first : min(first + size, end)])
+                for first in range(column.offset, end, size)
+            ]
     start, end = layout.directory_range
-    data[start:end].view("<u8")[:] = layout.words(checksums)
+    data[start:end].view("<u8")[:] = layout.words(np.array(checksums, np.uint64))
     return xxh3(view[start:end])
 
 
@@ -87,9 +100,9 @@ class ObjectBuffer:
 
     def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
         """See `Buffer`."""
-        end = self.rows + stop - start
+        end, given = self.rows + stop - start, cast("Mapping[str, Array]", arrays)
         for name, column in self._columns.items():
-            column[self.rows : end] = cast(Array, arrays[name])[start:stop]
+            column[self.rows : end] = given[name][start:stop]
         self.rows = end
 
     def extremes(self) -> dict[str, tuple[Extreme, Extreme]]:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..catalog import Extreme
 from ..codecs import Codec
 from ..hdf5 import CodedRegion, coded_template, template
-from ..layout import Column, ObjectLayout, block_items
+from ..layout import ALIGNMENT, Column, ObjectLayout, block_items
 from ..ragged import Ragged
+from ..ranges import Range
 from ..schema import END, Attribute, Region, Schema
+from ..store import xxh3
 from ..threads import Threads
 from .batch import Rows
 from .buffer import write_directory
@@ -61,6 +63,7 @@ class GatheredBuffers:
         self.together = min(_TOGETHER, max_nbytes // _CHUNKS)
         kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
         self.memory = Memory(kept * max_nbytes)
+        self.object_nbytes = -(-max_nbytes // ALIGNMENT) * ALIGNMENT
         self.assembling = threading.Lock()
         self.coders = Threads(_CORES, "storage_loader-code")
 
@@ -86,9 +89,10 @@ class GatheredBuffer:
     def _new(self, region: Region) -> _Gathered:
         shared = self._shared
         codec = shared.codecs.get(region.name)
+        chunks = _Chunks(shared.memory, shared.chunk_nbytes)
         if codec is None:
-            return _Chunks(shared.memory, shared.chunk_nbytes)
-        return _Blocks(region, codec, shared.coders, shared.memory, shared.together)
+            return chunks
+        return _Blocks(region, codec, shared.coders, shared.memory, chunks, shared.together)
 
     def _empty(self) -> None:
         self._items = {a.name: 0 for a in self._shared.schema if a.is_variable}
@@ -144,15 +148,16 @@ class GatheredBuffer:
         else:
             made = template(schema, self.rows, values)
         layout = made.layout
+        checksums = {name: region.checksums() for name, region in self._regions.items()}
         with self._shared.assembling:
-            data = self._shared.memory.take(self._shared.sizes.max_nbytes)
+            data = self._shared.memory.take(self._shared.object_nbytes)
             self._data.append(data)
             for name, column in layout.columns.items():
                 self._regions[name].move_to(data, column)
         self._empty()
         for offset, piece in made.pieces:
             data[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
-        checksum = write_directory(data, layout)
+        checksum = write_directory(data, layout, checksums)
         return memoryview(data)[: layout.nbytes], layout, checksum  # type: ignore[arg-type]
 
     def clear(self) -> None:
@@ -177,6 +182,9 @@ class _Gathered(Protocol):
 
     def coded(self) -> CodedRegion | None:
         """How its blocks are coded, which are all there; None where they are not, or none is."""
+
+    def checksums(self) -> Sequence[int]:
+        """Those of its blocks, where they are coded."""
 
     def move_to(self, out: Array, column: Column) -> None:
         """Copy all bytes to where the object has the column, and hold none any more."""
@@ -214,12 +222,24 @@ class _Chunks(_Gathered):
     def coded(self) -> CodedRegion | None:
         return None
 
+    def checksums(self) -> Sequence[int]:
+        return ()
+
     def move_to(self, out: Array, column: Column) -> None:
-        place = column.offset
-        for chunk in self._chunks:
-            part = out[place : min(place + len(chunk), column.end)]
-            part[:] = chunk[: len(part)]
-            place += len(part)
+        self.move(out, [(column.offset, column.end)])
+
+    def move(self, out: Array, ranges: Sequence[Range]) -> None:
+        """Copy all bytes to these ranges of `out`, one after another, and hold none any more."""
+        place = 0  # in the first chunk
+        for start, end in ranges:
+            rest = out[start:end]
+            while len(rest):
+                part = self._chunks[0][place : place + len(rest)]
+                rest[: len(part)] = part
+                rest, place = rest[len(part) :], place + len(part)
+                if place == self._chunk_nbytes:  # free at once: the object is not there twice
+                    self._memory.give([self._chunks.pop(0)])
+                    place = 0
         self.clear()
 
     def clear(self) -> None:
@@ -228,22 +248,42 @@ class _Chunks(_Gathered):
         self._room = 0
 
 
+class _Coded(NamedTuple):
+    """A few blocks, coded in their place."""
+
+    octets: Array  # each from a multiple of 64 on, as in the object; what lies between is any
+    sizes: list[int]  # bytes of each
+    checksums: list[int]
+    saved: int  # bytes by which coding has made them fewer
+
+
 class _Blocks(_Gathered):
     """Of a region that is compressed."""
 
     def __init__(
-        self, region: Region, codec: Codec, coders: Threads, memory: Memory, together: int
+        self,
+        region: Region,
+        codec: Codec,
+        coders: Threads,
+        memory: Memory,
+        stored: _Chunks,
+        together: int,
     ) -> None:
-        """`together`: bytes of blocks that one call codes, if a block is not larger."""
+        """`stored`: for what is coded. `together`: bytes of blocks that one call codes, if a block
+        is not larger."""
         self._codec, self._coders, self._memory = codec, coders, memory
         self._itemsize = region.dtype.itemsize
         self._nbytes = block_items(region.item_nbytes) * region.item_nbytes
-        self._room_nbytes = max(1, together // self._nbytes) * self._nbytes
-        self._room: Array | None = None  # for a few blocks, which is being filled ...
-        self._filled = 0  # ... so far
-        self._being_coded: deque[tuple[Future[list[bytes]], Array]] = deque()
-        self._coded: list[bytes] = []
-        self._held = 0  # their bytes, and as many as the others may become
+        count = max(1, together // self._nbytes)
+        # A room holds blocks from here on, so that each when coded ends before the next one.
+        self._first = count * ALIGNMENT
+        self._room_nbytes = self._first + count * self._nbytes
+        self._room: Array | None = None  # which is being filled ...
+        self._filled = 0  # ... with so many bytes so far
+        self._being_coded: deque[tuple[Future[_Coded], Array]] = deque()
+        self._stored = stored
+        self._sizes: list[int] = []  # of blocks stored
+        self._checksums: list[int] = []
         self.saved = 0
 
     def append(self, items: Array) -> None:
@@ -251,42 +291,44 @@ class _Blocks(_Gathered):
         while len(octets):
             if self._room is None:
                 self._room = self._memory.take(self._room_nbytes)
-            part = octets[: self._room_nbytes - self._filled]
-            self._room[self._filled : self._filled + len(part)] = part
+            room = self._room[self._first + self._filled :]
+            part = octets[: len(room)]
+            room[: len(part)] = part
             self._filled += len(part)
             octets = octets[len(part) :]
-            if self._filled == self._room_nbytes:
+            if len(part) == len(room):
                 self._code(self._filled)
             while len(self._being_coded) > _AHEAD:
                 self._take()
 
-    def _hold(self, nbytes: int) -> None:
-        self._held += nbytes
-        self._memory.count(nbytes)
-
     def _code(self, nbytes: int) -> None:
         """Have so many bytes of what was gathered coded, and go on with the rest elsewhere."""
-        room, rest = self._room, self._filled - nbytes
+        room, last = self._room, self._first + self._filled
         assert room is not None
         self._room, self._filled = None, 0
-        self._hold(nbytes)
-        self._being_coded.append((self._coders.submit(self._encoded, room[:nbytes]), room))
-        if rest:
-            self.append(room[nbytes : nbytes + rest])
+        self._being_coded.append((self._coders.submit(self._encoded, room, nbytes), room))
+        self.append(room[self._first + nbytes : last])
 
-    def _encoded(self, octets: Array) -> list[bytes]:
-        blocks = (octets[i : i + self._nbytes].data for i in range(0, len(octets), self._nbytes))
-        # Copied where coding made it no smaller, so that the memory is free for others.
-        return [bytes(self._codec.encode(block, self._itemsize)) for block in blocks]
+    def _encoded(self, room: Array, nbytes: int) -> _Coded:
+        sizes, checksums, place = [], [], 0
+        for start in range(self._first, self._first + nbytes, self._nbytes):
+            block = room[start : min(start + self._nbytes, self._first + nbytes)]
+            coded = self._codec.encode(block.data, self._itemsize)
+            end = place + len(coded)
+            sizes.append(len(coded))
+            checksums.append(xxh3(coded))  # before it is copied: it may be the block itself
+            room[place:end] = np.frombuffer(coded, np.uint8)
+            place = -(-end // ALIGNMENT) * ALIGNMENT
+        return _Coded(room[:place], sizes, checksums, nbytes - sum(sizes))
 
     def _take(self) -> None:
         coding, room = self._being_coded.popleft()
         coded = coding.result()
-        self._coded += coded
-        saved = len(coded) * self._nbytes - sum(map(len, coded))
-        self.saved += saved
+        self._stored.append(coded.octets)
         self._memory.give([room])
-        self._hold(-saved)
+        self._sizes += coded.sizes
+        self._checksums += coded.checksums
+        self.saved += coded.saved
 
     def wait(self) -> bool:
         whole = self._filled - self._filled % self._nbytes
@@ -300,21 +342,25 @@ class _Blocks(_Gathered):
     def coded(self) -> CodedRegion | None:
         if self._filled and self._room is not None:
             rest = -self._filled % self._nbytes
-            if rest and (self._being_coded or self._coded or self._filled > self._nbytes):
-                self._room[self._filled : self._filled + rest] = 0  # HDF5's chunks are all as long
+            if rest and (self._being_coded or self._sizes or self._filled > self._nbytes):
+                last = self._first + self._filled
+                self._room[last : last + rest] = 0  # HDF5's chunks are all as long
                 self._filled += rest
             self._code(self._filled)
         while self.wait():
             pass
-        sizes = tuple(map(len, self._coded))
-        return CodedRegion(self._codec, sizes) if sizes else None
+        return CodedRegion(self._codec, tuple(self._sizes)) if self._sizes else None
+
+    def checksums(self) -> Sequence[int]:
+        return self._checksums
 
     def move_to(self, out: Array, column: Column) -> None:
-        places = () if column.coded is None else column.coded.tolist()
-        blocks, self._coded = self._coded[::-1], []
-        for start, end in places:  # each is freed at once, so that the object is not there twice
-            out[start:end] = np.frombuffer(blocks.pop(), np.uint8)
-        assert not blocks
+        if column.coded is not None:
+            starts, ends = column.coded.T
+            ends = -(-ends // ALIGNMENT) * ALIGNMENT
+            is_first = np.append(True, starts[1:] != ends[:-1])
+            is_last = np.append(is_first[1:], True)
+            self._stored.move(out, np.stack([starts[is_first], ends[is_last]], 1).tolist())
         self.clear()
 
     def clear(self) -> None:
@@ -324,8 +370,8 @@ class _Blocks(_Gathered):
         self._memory.give(used)
         self._room, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
-        self._coded = []
-        self._hold(-self._held)
+        self._stored.clear()
+        self._sizes, self._checksums = [], []
 
 
 def _octets(items: Array) -> Array:

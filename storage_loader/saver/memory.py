@@ -35,7 +35,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays there are, used or not, and of what is held elsewhere."""
+        """Bytes of all arrays there are, used or not."""
         return self._nbytes
 
     def take(self, nbytes: int) -> Array:
@@ -47,12 +47,6 @@ class Memory:
             self._nbytes += nbytes
             self._drop()
         return pages(nbytes)
-
-    def count(self, nbytes: int) -> None:
-        """So many bytes more, or fewer, are held elsewhere in place of arrays."""
-        with self._lock:
-            self._nbytes += nbytes
-            self._drop()
 
     def give(self, arrays: list[Array]) -> None:
         """Whole arrays that nobody uses any more."""

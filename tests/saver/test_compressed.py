@@ -24,6 +24,7 @@ from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import DatasetNotFoundError, SaverError
 from storage_loader.hdf5 import CodedRegion, coded_template
 from storage_loader.layout import block_items
+from storage_loader.saver.gathered import GatheredBuffers
 from storage_loader.saver.sizes import Sizes, coded_regions
 from storage_loader.schema import DTYPES, TEXTS, Schema
 from tests.support import ROOT
@@ -102,6 +103,10 @@ def test_a_row_that_does_not_become_smaller_still_fits(memory: dict[str, str]) -
 
 
 # Memory
+
+ZEROS = Attribute("x", "uint8", (100,))
+CODEC = Codec.of({})
+ROWS = {"x": np.zeros((4000, 100), np.uint8)}
 
 SAVED_NBYTES = int(os.environ.get("STORAGE_LOADER_TEST_SAVED_NBYTES", "512000000"))
 THREADS = 4
@@ -184,15 +189,31 @@ def test_the_peak_is_within_the_bound(object_nbytes: int, content: str) -> None:
     assert growth <= bound
 
 
+@pytest.mark.parametrize("rows", [1, 655, 656, 3000])
+def test_memory_in_use_is_counted_whole(rows: int) -> None:
+    """Also where a block is short: what an array too many is freed by is no less than there is."""
+    shared = GatheredBuffers(Schema.of([ZEROS]), 2**20, 2, {"x": CODEC})
+    buffer = shared.buffer()
+    buffer.append({"x": ROWS["x"][:rows]}, 0, rows)
+    taken = shared.memory.nbytes
+    assert taken >= rows * 100
+    buffer.seal()
+    assert shared.memory.nbytes >= taken + 2**20
+    buffer.clear()
+    assert shared.memory.nbytes == sum(
+        len(array) for free in shared.memory._free.values() for array in free
+    )
+    shared.coders.end()
+
+
 # What ends it early
 
 Broken = Callable[..., bytes]
-ROWS = {"x": np.zeros((4000, 100), np.uint8)}
 
 
 def zeros(memory: dict[str, str]) -> DataConfig:
-    name, x = uuid.uuid4().hex, Attribute("x", "uint8", (100,))
-    return DataConfig(name, [x], compressor={}, max_object_size=MIN_OBJECT_SIZE, **memory)
+    name = uuid.uuid4().hex
+    return DataConfig(name, [ZEROS], compressor={}, max_object_size=MIN_OBJECT_SIZE, **memory)
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, nth: int, error: BaseException) -> None:
