@@ -183,7 +183,14 @@ class DirectS3(MinioS3):
             cause = RuntimeError(f"HTTP status {exchange.status}: {told}")
             raise_mapped(self._shown, failure, cause)
         is_late = exchange.fate is Fate.LATE
-        failure = Failure(verb, key, timed_out=is_late, broken=not is_late)
+        is_unreached = exchange.fate is Fate.UNREACHED
+        failure = Failure(
+            verb,
+            key,
+            timed_out=is_late,
+            unreachable=is_unreached,
+            broken=not is_late and not is_unreached,
+        )
         raise_mapped(self._shown, failure, RuntimeError(f"the exchange was {exchange.fate.value}"))
 
 

@@ -51,6 +51,7 @@ class Fate(Enum):
     """What became of an exchange."""
 
     UNASKED = "unasked"  # nothing was sent: no connection could be made, or another one failed
+    UNREACHED = "unreached"  # the same, since no connection stood in time
     ANSWERED = "answered"  # plainly, be it by a refusal
     TOO_LARGE = "too large"  # `nbytes` are more than the limit
     LATE = "late"
@@ -447,10 +448,11 @@ class _Arrivals:
         if call not in self._calls:
             self._calls.appendleft(call)
 
-    def abandon(self, call: _Call) -> None:
-        """Nothing more is done for it."""
+    def abandon(self, call: _Call, fate: Fate = Fate.UNASKED) -> None:
+        """Nothing more is done for it; `fate` is that of what was not begun."""
         is_waiting = bool(call.waiting)
-        call.waiting.clear()
+        while call.waiting:
+            call.waiting.popleft().fate = fate
         for connection in [each for each in self._all if each.call is call]:
             connection.give_up(Fate.CUT)
         if is_waiting:
@@ -459,11 +461,12 @@ class _Arrivals:
     async def _connect(self, call: _Call) -> None:
         try:
             await asyncio.wait_for(self._connected(call.addresses), self._connect_timeout)
-        except (OSError, asyncio.TimeoutError):
+        except (OSError, asyncio.TimeoutError) as error:
+            is_late = isinstance(error, asyncio.TimeoutError)
             is_last = not self._all and len(self._tasks) == 1  # nobody else gets one either
             for each in [*self._calls] if is_last else [call]:
                 if not each.under_way:
-                    self.abandon(each)
+                    self.abandon(each, Fate.UNREACHED if is_late else Fate.UNASKED)
         finally:
             self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
@@ -502,7 +505,6 @@ class _Arrivals:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
     loop.run_forever()
     loop.close()
 

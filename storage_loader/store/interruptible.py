@@ -1,7 +1,7 @@
 """Calls that Ctrl-C gets through.
 
-Python acts on a signal in the main thread alone, between two of its own steps: what waits inside
-Rust for a server keeps Ctrl-C waiting as long.
+Python acts on a signal in the main thread alone, between any two of its steps: where a connection
+is between two hands, it would be lost, and what waits in C may not even notice.
 """
 
 from __future__ import annotations

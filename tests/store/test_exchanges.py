@@ -576,3 +576,20 @@ def test_other_bytes_than_those_asked_for_are_an_error(server: Server, said: str
     for read in (lambda s: s.get_ranges("key", [(0, 10)]), lambda s: list(s.stream("key", 0, 10))):
         with pytest.raises(StoreError, match="other bytes than 0 to 10"):
             read(server.store)
+
+
+def test_an_address_that_never_answers_is_tried_once() -> None:
+    """For as long as a connection may take; urllib3 would only wait once more."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as listener:
+        full = [socket.socket() for _ in range(4)]  # nobody accepts: more get no answer
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        place = S3Place("bucket", "", endpoint, "us-east-1", "access", "secret", timeout=1.0)
+        began = time.monotonic()
+        with pytest.raises(StoreConnectionError, match="no connection; is the server running"):
+            DirectS3(place).get("key")
+        assert 0.9 < time.monotonic() - began < 1.9
+        for one in full:
+            one.close()
