@@ -10,7 +10,7 @@ from datetime import datetime
 from typing_extensions import Buffer
 
 from ..ranges import Range
-from .base import WHOLE, Buffers, Infos, ObjectInfo, Store
+from .base import WHOLE, Buffers, Errors, Infos, ObjectInfo, Store
 from .forwarding import ForwardingStore
 
 
@@ -77,6 +77,26 @@ class CountedStore(ForwardingStore):
         found = self._inner.find_all(keys, limit=limit)
         self._received([data for data in found if data is not None])
         return found
+
+    def find_some(
+        self, keys: Sequence[str], found: dict[int, memoryview | None], *, limit: int = WHOLE
+    ) -> Errors:
+        before = set(found)
+        errors = self._inner.find_some(keys, found, limit=limit)
+        new = [data for place, data in found.items() if place not in before]
+        self._counter.add(requests=len(new) + len(errors))
+        self._received([data for data in new if data is not None])
+        return errors
+
+    def get_some(
+        self, requests: Sequence[tuple[str, Sequence[Range]]], received: dict[int, Buffers]
+    ) -> Errors:
+        before = set(received)
+        errors = self._inner.get_some(requests, received)
+        new = [place for place in received if place not in before]
+        self._counter.add(requests=sum(_count(requests[place][1]) for place in new) + len(errors))
+        self._received([buffer for place in new for buffer in received[place]])
+        return errors
 
     def find_and_list(
         self, key: str, prefix: str, *, limit: int = WHOLE

@@ -360,7 +360,8 @@ class _Arrivals:
         self._calls: deque[_Call] = deque()  # that wait for a connection, the oldest first
         self._all: set[_Connection] = set()
         self._idle: list[_Connection] = []
-        self._tasks: set[asyncio.Task[None]] = set()  # that connect
+        self._being_made: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # that make them
         self._is_looking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -400,7 +401,7 @@ class _Arrivals:
         while self._idle and call.waiting and call.under_way < call.at_once:
             self._idle.pop().ask(call)
         missing = min(call.at_once - call.under_way, len(call.waiting))
-        for _ in range(min(missing, _MOST - len(self._all) - len(self._tasks))):
+        for _ in range(min(missing, _MOST - len(self._all) - len(self._being_made))):
             self._open(call)
         if not self._is_looking:
             self._is_looking = True
@@ -408,8 +409,11 @@ class _Arrivals:
 
     def _open(self, call: _Call) -> None:
         """Make another connection, for this call or an older one."""
-        task = asyncio.get_running_loop().create_task(self._connect(call))
+        connection = _Connection(self)
+        self._being_made.add(connection)
+        task = asyncio.get_running_loop().create_task(self._connect(connection, call))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _oldest(self) -> _Call | None:
         """The call that gets the next connection."""
@@ -422,6 +426,7 @@ class _Arrivals:
 
     def made(self, connection: _Connection) -> None:
         """It was opened."""
+        self._being_made.discard(connection)
         self._all.add(connection)
         self.freed(connection)
 
@@ -438,8 +443,10 @@ class _Arrivals:
         if connection in self._idle:
             self._idle.remove(connection)
         call = self._oldest()
-        if call is not None and not self._tasks:  # it may have waited for this one
-            self._open(call)
+        if call is not None:  # it may have waited for this one
+            missing = min(call.at_once - call.under_way, len(call.waiting))
+            if len(self._being_made) < missing:
+                self._open(call)
 
     def put_back(self, call: _Call, exchange: Exchange) -> None:
         """It was not made, and is the next one of its call again."""
@@ -458,19 +465,19 @@ class _Arrivals:
         if is_waiting:
             call.end()
 
-    async def _connect(self, call: _Call) -> None:
+    async def _connect(self, connection: _Connection, call: _Call) -> None:
+        connected = self._connected(connection, call.addresses)
         try:
-            await asyncio.wait_for(self._connected(call.addresses), self._connect_timeout)
-        except (OSError, asyncio.TimeoutError) as error:
+            await asyncio.wait_for(connected, self._connect_timeout)
+        except Exception as error:  # urllib3 will tell it
+            self._being_made.discard(connection)
             is_late = isinstance(error, asyncio.TimeoutError)
-            is_last = not self._all and len(self._tasks) == 1  # nobody else gets one either
-            for each in [*self._calls] if is_last else [call]:
+            nobody_else = not self._all and not self._being_made  # gets one either
+            for each in [*self._calls] if nobody_else else [call]:
                 if not each.under_way:
                     self.abandon(each, Fate.UNREACHED if is_late else Fate.UNASKED)
-        finally:
-            self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _connected(self, addresses: Sequence[Any]) -> None:
+    async def _connected(self, connection: _Connection, addresses: Sequence[Any]) -> None:
         loop = asyncio.get_running_loop()
         for place, (family, kind, protocol, _, address) in enumerate(addresses, 1):
             sock = socket.socket(family, kind, protocol)
@@ -486,7 +493,7 @@ class _Arrivals:
                 sock.close()
                 raise
             await loop.create_connection(
-                lambda: _Connection(self),
+                lambda: connection,
                 sock=sock,
                 ssl=self._context,
                 server_hostname=self._host if self._context else None,
@@ -498,7 +505,7 @@ class _Arrivals:
         now = time.monotonic()
         for connection in [each for each in self._all if each.exchange is not None]:
             connection.look(now, self._timeout)
-        if self._all or self._tasks:
+        if self._all or self._being_made:
             asyncio.get_running_loop().call_later(self._timeout / _LOOKS, self._look)
         else:
             self._is_looking = False

@@ -39,7 +39,7 @@ _WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB whe
 _PIECE = 2**16
 _SENT = 2**18  # bytes that are handed to TLS at once
 _PAUSE = 1.0  # seconds in which nothing is taken, until the server's answer is looked for
-_ON_THE_WAY = 64.0  # seconds more for an answer, at most, after a large body
+ON_THE_WAY = 64.0  # seconds more for an answer, at most, after a large body
 _PLACES = 8  # servers whose connections are kept
 
 
@@ -301,7 +301,7 @@ class _Connection(HTTPConnection):
             end += count / SLOWEST
             left = left[count:]
         if data.nbytes > SLOWEST:
-            self._time_on_the_way = min(_ON_THE_WAY, data.nbytes / SLOWEST)
+            self._time_on_the_way = min(ON_THE_WAY, data.nbytes / SLOWEST)
 
     def _taken(self, sock: socket.socket, data: memoryview) -> int:
         """How many bytes a socket takes without a pause."""

@@ -29,7 +29,7 @@ from storage_loader.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from storage_loader.store import FolderStore, MemoryStore, Store
+from storage_loader.store import FolderStore, MemoryStore, Store, guarded_http
 from storage_loader.store.direct_s3 import DirectS3
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.retried import RetriedStore
@@ -236,6 +236,7 @@ PROCESSES = 4
 
 def _ask_all(client: type[Store], names: list[str]) -> None:
     """Ask for everything, with 512 MiB of memory for all, and 20 s for each verb."""
+    guarded_http.ON_THE_WAY = 1.0
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     # Addresses: each thread takes 72 MiB of them.
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**33, used + 2**33))
