@@ -22,6 +22,14 @@ from .s3_place import THREADS, Failure, raise_mapped
 
 AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
+_NOT_STORED = (
+    400,
+    401,
+    403,
+    404,
+    409,
+    412,
+)  # what was put is not there, so put again to be told why
 _SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
 
@@ -108,13 +116,13 @@ class DirectS3(MinioS3):
                 length = b"content-length: %d\r\n\r\n" % body.nbytes
                 exchange = Exchange(b"".join((head, length, body)), REFUSAL)
                 self._exchanges.make([exchange], 1)
-                if exchange.is_granted:
+                if 200 <= exchange.status < 300 and exchange.fate in (Fate.ANSWERED, Fate.STRANGE):
                     return
-                is_asked = exchange.fate is not Fate.UNASKED
-                # One that was refused is asked again for the reason; another may have arrived.
-                if is_asked and not (
-                    exchange.fate is Fate.STRANGE and 400 <= exchange.status < 500
-                ):
+                if exchange.fate not in _TO_ASK:
+                    self._raise("put", key, exchange)
+                # Of an answer that is not plain only the status is known.
+                is_stored = exchange.fate is Fate.STRANGE and exchange.status not in _NOT_STORED
+                if create and is_stored:  # perhaps: to put again would find this one
                     self._raise("put", key, exchange)
         super().put(key, body, create=create)
 

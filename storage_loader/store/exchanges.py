@@ -73,15 +73,15 @@ class Exchange:
     modified: str = ""  # when, as the head says
     body: memoryview = _EMPTY  # read-only
     error: BaseException | None = None  # of ours, while it was received
+    since: float = 0.0  # when it was begun first; 0: not yet
 
     @property
     def is_granted(self) -> bool:
         return self.fate is Fate.ANSWERED and self.status < 300
 
     @property
-    def is_repeatable(self) -> bool:
-        """Whether it does the same if it is made twice."""
-        return self.request.startswith((b"GET ", b"HEAD "))
+    def is_put(self) -> bool:
+        return self.request.startswith(b"PUT ")
 
 
 class Head(NamedTuple):
@@ -202,8 +202,18 @@ class _Call:
         self.at_once = at_once
         self.addresses: Sequence[Any] = ()
         self.under_way = 0
+        self.being_made = 0  # connections, for this one
+        self.is_refused = False  # one that could not be made: the others have to do
         self.over = threading.Lock()
         self.over.acquire()
+
+    @property
+    def num_missing(self) -> int:
+        """Connections that are to be made."""
+        missing = min(self.at_once - self.under_way, len(self.waiting)) - self.being_made
+        if self.is_refused:
+            return min(missing, 0 if self.under_way or self.being_made else 1)
+        return missing
 
     def end(self) -> None:
         """Tell the caller, where nothing is left to do."""
@@ -238,6 +248,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._start = self._end = self._came_then = 0
         self._head = None
         self._begun = self._seen = time.monotonic()
+        exchange.since = exchange.since or self._begun
         try:
             self._buffer = _memory(_HEAD + room)
             self._transport.write(exchange.request)
@@ -264,8 +275,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.exchange is not None:
-            is_stale = not self._end and not self._is_new
-            if is_stale and self.call is not None and self.exchange.is_repeatable:
+            is_stale = not self._end and not self._is_new and not self.exchange.is_put
+            if is_stale and self.call is not None and self.arrivals.has_time(self.exchange):
                 # The server ended a connection that it had kept, just when it was used again.
                 self.arrivals.put_back(self.call, self.exchange)
             else:
@@ -316,13 +327,16 @@ class _Connection(asyncio.BufferedProtocol):
             return None
         self._start = end + 4
         if len(self._buffer) < self._start + head.nbytes:
-            larger = _memory(self._start + head.nbytes)
+            larger = _memory(self._start + head.nbytes + 1)  # for what nobody asked for
             larger[: self._end] = self._buffer[: self._end]
             self._buffer = larger
         return head
 
     def _answered(self, exchange: Exchange, head: Head) -> None:
         """All of the answer is here."""
+        if exchange.is_put and self._transport.get_write_buffer_size():
+            self.give_up(Fate.CUT)  # to a request that is not: the server has not seen the body
+            return
         end = self._start + head.nbytes
         body = self._buffer[self._start : end].toreadonly()
         exchange.body = body if exchange.range or head.nbytes > _SMALL else memoryview(bytes(body))
@@ -377,7 +391,7 @@ class _Arrivals:
     def _start(self) -> None:
         with self._starting:
             if self._loop is None:
-                loop = asyncio.new_event_loop()
+                loop = asyncio.SelectorEventLoop()
                 threading.Thread(
                     target=_run, args=(loop,), name="storage_loader-s3-exchanges", daemon=True
                 ).start()
@@ -398,19 +412,25 @@ class _Arrivals:
     def take_on(self, call: _Call) -> None:
         """Begin with the exchanges of a call."""
         self._calls.append(call)
-        while self._idle and call.waiting and call.under_way < call.at_once:
-            self._idle.pop().ask(call)
-        missing = min(call.at_once - call.under_way, len(call.waiting))
-        for _ in range(min(missing, _MOST - len(self._all) - len(self._being_made))):
-            self._open(call)
+        self._serve()
         if not self._is_looking:
             self._is_looking = True
             self._look()
+
+    def _serve(self) -> None:
+        """Give calls that wait the connections that are idle, and make those that they lack."""
+        while self._idle and (call := self._oldest()) is not None:
+            self._idle.pop().ask(call)
+        for call in self._calls:
+            for _ in range(call.num_missing):
+                if len(self._all) + len(self._being_made) < _MOST:
+                    self._open(call)
 
     def _open(self, call: _Call) -> None:
         """Make another connection, for this call or an older one."""
         connection = _Connection(self)
         self._being_made.add(connection)
+        call.being_made += 1
         task = asyncio.get_running_loop().create_task(self._connect(connection, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -442,11 +462,11 @@ class _Arrivals:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        call = self._oldest()
-        if call is not None:  # it may have waited for this one
-            missing = min(call.at_once - call.under_way, len(call.waiting))
-            if len(self._being_made) < missing:
-                self._open(call)
+        self._serve()
+
+    def has_time(self, exchange: Exchange) -> bool:
+        """Whether it may begin again."""
+        return time.monotonic() < exchange.since + self._timeout
 
     def put_back(self, call: _Call, exchange: Exchange) -> None:
         """It was not made, and is the next one of its call again."""
@@ -469,13 +489,15 @@ class _Arrivals:
         connected = self._connected(connection, call.addresses)
         try:
             await asyncio.wait_for(connected, self._connect_timeout)
+            call.being_made -= 1
         except Exception as error:  # urllib3 will tell it
             self._being_made.discard(connection)
-            is_late = isinstance(error, asyncio.TimeoutError)
-            nobody_else = not self._all and not self._being_made  # gets one either
-            for each in [*self._calls] if nobody_else else [call]:
-                if not each.under_way:
-                    self.abandon(each, Fate.UNREACHED if is_late else Fate.UNASKED)
+            call.being_made -= 1
+            call.is_refused = True
+            if not call.being_made and not call.under_way:
+                is_late = isinstance(error, asyncio.TimeoutError)
+                self.abandon(call, Fate.UNREACHED if is_late else Fate.UNASKED)
+        self._serve()
 
     async def _connected(self, connection: _Connection, addresses: Sequence[Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -502,17 +524,19 @@ class _Arrivals:
         raise OSError("no address")
 
     def _look(self) -> None:
-        now = time.monotonic()
-        for connection in [each for each in self._all if each.exchange is not None]:
-            connection.look(now, self._timeout)
         if self._all or self._being_made:
             asyncio.get_running_loop().call_later(self._timeout / _LOOKS, self._look)
         else:
             self._is_looking = False
+        now = time.monotonic()
+        for connection in [each for each in self._all if each.exchange is not None]:
+            connection.look(now, self._timeout)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    if tasks := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(tasks))
     loop.close()
 
 
@@ -523,7 +547,7 @@ def _is_taken(head: Head, exchange: Exchange) -> bool:
     if head.status >= 300:
         return head.nbytes <= REFUSAL
     if exchange.range is None:
-        return head.status == 200
+        return head.status == 200 or exchange.is_put
     start, end = exchange.range
     if head.status != 206 or head.range is None:
         return False

@@ -13,6 +13,7 @@ import io
 import os
 import socket
 import struct
+import threading
 import time
 from functools import lru_cache, partial
 from typing import Any
@@ -218,7 +219,9 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
     Python's own timeouts take two calls of the system for one, and two waits for the other threads
     of Python; those of the system end in `BlockingIOError`, or in None where that is read.
     """
-    if not _is_plain(sock):
+    # After a signal, which comes to the main thread, the system's would begin again.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not _is_plain(sock) or is_main:
         sock.settimeout(seconds)
         return
     value = struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 10**6))  # 0 is for ever
@@ -311,7 +314,7 @@ class _Connection(HTTPConnection):
         _set_timeout(sock, min(_PAUSE, self.patience))
         try:
             return sock.send(data)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             self._is_cut = wait_for_read(sock, 0)  # the server answers without having all
             return 0
 

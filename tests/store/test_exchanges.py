@@ -422,8 +422,8 @@ CODE = b"1d\r\n<Error><Code>A</Code></Error>\r\n0\r\n\r\n"
     [
         (412, ObjectExistsError, 2),
         (403, PermissionDeniedError, 2),
+        (408, StoreUnavailableError, 1),
         (503, StoreUnavailableError, 1),
-        (200, StoreConnectionError, 1),
     ],
 )
 def test_a_put_is_made_again_only_where_it_cannot_have_arrived(
@@ -593,3 +593,107 @@ def test_an_address_that_never_answers_is_tried_once() -> None:
         assert 0.9 < time.monotonic() - began < 1.9
         for one in full:
             one.close()
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("name", ["in chunks", "a long head"])
+def test_a_put_that_is_granted_in_other_words_is_granted(
+    server: Server, name: str, create: bool
+) -> None:
+    server.answer = lambda request, headers: OTHERS[name]
+    server.store.put("key", b"content", create=create)
+    assert len(server.requests) == 1
+
+
+def test_what_comes_beyond_a_large_answer_is_nobody_elses(server: Server) -> None:
+    large = bytes(200_000)
+    server.answer = lambda request, headers: [whole(large) + whole(b"another")]
+    for _ in range(3):
+        assert server.store.get("key") == large
+
+
+@pytest.mark.parametrize("closing", ["with each answer", "once"])
+def test_connections_that_end_are_replaced_all(server: Server, closing: str) -> None:
+    """As many are under way at once as before."""
+    lock = threading.Lock()
+    under_way, most = 0, [0]
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        nonlocal under_way
+        with lock:
+            under_way += 1
+            most[0] = max(most[0], under_way)
+        time.sleep(0.02)
+        with lock:
+            under_way -= 1
+        return [whole(b"content")]
+
+    server.answer = answer
+    server.closes = True
+    keys = [str(number) for number in range(150)]
+    for _ in range(1 if closing == "with each answer" else 2):
+        most[0] = 0
+        found: dict[int, memoryview | None] = {}
+        assert server.store.find_some(keys, found) == []
+        assert list(found.values()) == [b"content"] * len(keys)
+        server.closes = closing == "with each answer"
+    assert most[0] > 16
+
+
+def test_a_connect_that_hangs_keeps_nobody_waiting() -> None:
+    """A kept connection ends when it is used again, while another one never comes to stand."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    full: list[socket.socket] = []
+    kept: list[socket.socket] = []
+
+    def serve(connection: socket.socket) -> None:
+        while request := connection.recv(2**16):
+            if b"/end" in request:
+                connection.close()
+                return
+            time.sleep(0.1)
+            connection.sendall(whole(b"content"))
+
+    def accept() -> None:
+        kept.extend(listener.accept()[0] for _ in range(2))
+        for _ in range(4):  # nobody accepts: more get no answer
+            full.append(socket.socket())
+            full[-1].setblocking(False)
+            full[-1].connect_ex(listener.getsockname())
+        for connection in kept:
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    made = Exchanges(*listener.getsockname(), None, timeout=2.0, connect_timeout=1.0)
+    for count in (2, 3):  # the third connection hangs
+        asked = [Exchange(b"GET /key HTTP/1.1\r\n\r\n", 100) for _ in range(count)]
+        made.make(asked, count)
+        assert [exchange.body for exchange in asked] == [b"content"] * count
+    last = Exchange(b"GET /end HTTP/1.1\r\n\r\n", 100)
+    began = time.monotonic()
+    made.make([last], 1)
+    assert last.fate in (Fate.UNREACHED, Fate.CUT)
+    assert time.monotonic() - began < 5
+    for one in (*full, *kept, listener):
+        one.close()
+
+
+def test_a_signal_that_comes_again_and_again_prolongs_nothing(server: Server) -> None:
+    over = threading.Event()
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        over.wait(20)
+        return []
+
+    server.answer = answer
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    began = time.monotonic()
+    try:
+        with pytest.raises(StoreTimeoutError):
+            list(DirectS3(replace(server.place, timeout=1.0)).stream("key", 0, 1000))
+        assert 0.9 < time.monotonic() - began < 5
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        over.set()
