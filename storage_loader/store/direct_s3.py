@@ -22,14 +22,7 @@ from .s3_place import THREADS, Failure, raise_mapped
 
 AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
-_NOT_STORED = (
-    400,
-    401,
-    403,
-    404,
-    409,
-    412,
-)  # what was put is not there, so put again to be told why
+_NOT_STORED = (400, 401, 403, 404, 409, 412)  # what was put is not there: put again to hear why
 _SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
 
@@ -129,7 +122,7 @@ class DirectS3(MinioS3):
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
             request = self._head("HEAD", key) + b"\r\n"
-            exchange = Exchange(request, sys.maxsize, is_head=True)
+            exchange = Exchange(request, sys.maxsize)
             self._exchanges.make([exchange], 1)
             if exchange.fate in _TO_ASK:
                 return super().head(key)

@@ -66,7 +66,6 @@ class Exchange:
     request: bytes  # all of it, and not much
     limit: int  # bytes that the answer's body may have
     range: Range | None = None  # that is asked for; None: all
-    is_head: bool = False  # its answer has no body, only the length of one
     fate: Fate = Fate.UNASKED
     status: int = 0  # of HTTP; 0: none came
     nbytes: int = 0  # of the answer's body, as its head says
@@ -82,6 +81,11 @@ class Exchange:
     @property
     def is_put(self) -> bool:
         return self.request.startswith(b"PUT ")
+
+    @property
+    def is_head(self) -> bool:
+        """Whether its answer has no body, only the length of one."""
+        return self.request.startswith(b"HEAD ")
 
 
 class Head(NamedTuple):
@@ -312,13 +316,13 @@ class _Connection(asyncio.BufferedProtocol):
         end = text.find(b"\r\n\r\n")
         if end < 0 and self._end < _HEAD:
             return None
-        first = _FIRST_LINE.match(text)
-        exchange.status = int(first[2]) if first else 0
         head = Head.parse(text[:end]) if end >= 0 else None
         if head is None or not _is_taken(head, exchange):
+            first = _FIRST_LINE.match(text)
+            exchange.status = int(first[2]) if first else 0
             self.give_up(Fate.STRANGE)
             return None
-        exchange.nbytes = head.nbytes
+        exchange.status, exchange.nbytes = head.status, head.nbytes
         if exchange.is_head:
             exchange.modified = head.modified.decode("latin-1")
             head = head._replace(nbytes=0)

@@ -263,11 +263,11 @@ class _BoundedLines(io.BufferedReader):
 
 
 class _Response(http.client.HTTPResponse):
+    is_early = False  # it comes before the request was sent
+
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp: _BoundedLines = _BoundedLines(_Paced(self.fp.detach(), sock))
-
-    is_early = False  # it comes before the request was sent
 
     def begin(self) -> None:
         """Receive the head."""
