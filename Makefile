@@ -52,18 +52,17 @@ demo: $(STAMP)  ## store a real dataset and train a network from it
 test: $(STAMP)  ## run the tests; S3 is moto unless STORAGE_LOADER_TEST_S3_ENDPOINT names a server
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# What pip chooses depends on what is there: each of the two begins with nothing.
-test-newest:  ## run the tests without frameworks, with the newest of everything: NEWEST_PYTHON=python3.13
-	$(NEWEST_PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install $(PIP)
-	.venv-newest/bin/python -m pip install --no-compile -r requirements/bare.txt --editable .
+# What pip chooses depends on what is there: each of the two begins with nothing. Its pip is that of
+# .venv, or installing one would take as long as all the rest.
+test-newest: $(STAMP)  ## run the tests without frameworks, with the newest of everything: NEWEST_PYTHON=python3.13
+	$(NEWEST_PYTHON) -m venv --clear --without-pip .venv-newest
+	$(PY) -m pip --python .venv-newest install --no-compile -r requirements/bare.txt --editable .
 	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-test-oldest:  ## the same with the lowest versions that pyproject.toml admits
-	python3.11 -m venv --clear .venv-oldest
-	.venv-oldest/bin/python -m pip install $(PIP)
+test-oldest: $(STAMP)  ## the same with the lowest versions that pyproject.toml admits
+	python3.11 -m venv --clear --without-pip .venv-oldest
 	.venv-oldest/bin/python tests/support/lowest.py aws >.venv-oldest/lowest.txt
-	.venv-oldest/bin/python -m pip install --no-compile -c .venv-oldest/lowest.txt \
+	$(PY) -m pip --python .venv-oldest install --no-compile -c .venv-oldest/lowest.txt \
 	    -r requirements/bare.txt --editable '.[aws]'
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 

@@ -269,13 +269,23 @@ class Codec:
         coding = library.filter(self, itemsize, nbytes)
         return ((_SHUFFLE, (itemsize,)), coding) if self._shuffles(itemsize) else (coding,)
 
-    def encode(self, values: memoryview, itemsize: int) -> bytes | memoryview:
-        """The values of a block, bytes, coded, or themselves: never more bytes than they have."""
-        data = values
-        if self._shuffles(itemsize):
-            planes = np.frombuffer(values, np.uint8).reshape(-1, itemsize).T
-            data = np.ascontiguousarray(planes).reshape(-1).data
-        coded = _LIBRARIES[self.complib].encode(data, self, itemsize)
+    def shuffled(self, values: memoryview, nbytes: int, itemsize: int) -> memoryview:
+        """The values of blocks of so many bytes, as they are compressed."""
+        if not self._shuffles(itemsize):
+            return values
+        blocks = np.frombuffer(values, np.uint8).reshape(-1, nbytes // itemsize, itemsize)
+        return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1).data
+
+    def encode(
+        self, values: memoryview, itemsize: int, shuffled: memoryview | None = None
+    ) -> bytes | memoryview:
+        """The values of a block, bytes, coded, or themselves: never more bytes than they have.
+
+        `shuffled`: them as `shuffled` gives them.
+        """
+        if shuffled is None:
+            shuffled = self.shuffled(values, values.nbytes, itemsize)
+        coded = _LIBRARIES[self.complib].encode(shuffled, self, itemsize)
         return coded if len(coded) < values.nbytes else values
 
     def decode(self, stored: Sequence[memoryview], out: memoryview, itemsize: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -11,30 +12,25 @@ Range = tuple[int, int]
 """First byte, and first byte no longer in the range."""
 
 
-@dataclass(frozen=True)
-class Coalesced:
-    """`requests` to make: sorted and disjoint."""
+def are_apart(ranges: Sequence[Range]) -> bool:
+    """Whether each is a request of its own: they ascend, and none touches another or is empty."""
+    return all(0 <= start < end for start, end in ranges) and all(
+        one[1] < other[0] for one, other in pairwise(ranges)
+    )
 
-    requests: list[Range]
-    sources: npt.NDArray[np.int64]  # (n, 2): of each range asked for its request and offset in it
 
+def coalesce(ranges: npt.ArrayLike, *, gap: int = 0) -> list[Range]:
+    """Requests, sorted and disjoint, for ranges, shape (n, 2), in any order.
 
-def coalesce(ranges: npt.ArrayLike, *, gap: int = 0) -> Coalesced:
-    """Merge ranges, shape (n, 2), that overlap, touch, or lie at most `gap` bytes apart.
-
-    Their order is free.
+    Those that overlap, touch, or lie at most `gap` bytes apart are one.
     """
     asked = np.asarray(ranges, np.int64).reshape(-1, 2)
     if not len(asked):
-        return Coalesced([], asked)
-    order = np.argsort(asked[:, 0])
-    starts, ends = asked[order].T
+        return []
+    starts, ends = asked.T
+    if (starts[1:] < starts[:-1]).any():
+        starts, ends = asked[np.argsort(starts)].T
     ends = np.maximum.accumulate(ends)
-    cuts = np.flatnonzero(starts[1:] > ends[:-1] + gap) + 1
-    firsts = starts[np.append(0, cuts)]
-    lasts = ends[np.append(cuts - 1, len(asked) - 1)]
-    sources = np.empty_like(asked)
-    counts = np.diff(cuts, prepend=0, append=len(asked))
-    sources[order, 0] = np.repeat(np.arange(len(firsts)), counts)
-    sources[:, 1] = asked[:, 0] - firsts[sources[:, 0]]
-    return Coalesced(list(zip(firsts.tolist(), lasts.tolist(), strict=True)), sources)
+    is_first = np.ones(len(asked) + 1, bool)  # and the one after the last
+    np.greater(starts[1:], ends[:-1] + gap, out=is_first[1:-1])
+    return list(zip(starts[is_first[:-1]].tolist(), ends[is_first[1:]].tolist(), strict=True))

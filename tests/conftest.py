@@ -15,8 +15,11 @@ import gc
 import os
 import resource
 import signal
+import threading
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -68,6 +71,24 @@ def pytest_collection_finish() -> None:
     """What was imported stays: else each collection of garbage would look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_thread_goes_round() -> Iterator[None]:
+    """No server of a test that is over takes time from those after it."""
+    yield
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+        with suppress(OSError):  # it has ended, or this is not Linux
+            seconds = computed(thread)
+            if seconds > 10:
+                time.sleep(0.5)
+                assert computed(thread) == seconds, f"{thread} computes while no test runs"
+
+
+def computed(thread: threading.Thread) -> float:
+    """Seconds of a core."""
+    fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2]
+    return sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(autouse=True)

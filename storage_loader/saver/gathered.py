@@ -1,17 +1,18 @@
 """Memory of one object whose places are known only at the end: rows gather by region.
 
-That is so where rows have no fixed size, and where they are compressed. What is not compressed
-gathers in chunks of memory; what is, in blocks, which threads code while more rows come in. When
-the object is complete it is assembled, and its chunks hold rows of the next one.
+That is so where rows have no fixed size, and where they are compressed. The largest region gathers
+at the beginning of the object's memory, and is moved up to its place when the object is complete;
+the others gather in chunks of memory. What is compressed gathers in blocks before, which threads
+code while more rows come in.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from .batch import Rows
 from .buffer import write_directory
 from .cast import Array
 from .extremes import Extremes
-from .memory import Memory
+from .memory import Memory, Share, pages
 from .sizes import Sizes, coded_regions
 
 _LARGEST_CHUNK = 2**20
@@ -45,13 +46,10 @@ _WAIT_SHARE = 16  # ... coding is waited for where less than such a part seems t
 class GatheredBuffers:
     """What the buffers of one saver share: how large an object may be, memory and threads.
 
-    Of `num_buffers` buffers one is assembled at a time, so that they take no more than
-    `num_buffers` + 1 times `max_nbytes`.
+    They take no more than `max_nbytes` each, and as much together.
     """
 
-    def __init__(
-        self, schema: Schema, max_nbytes: int, num_buffers: int, codec_of: Mapping[str, Codec] = {}
-    ) -> None:
+    def __init__(self, schema: Schema, max_nbytes: int, codec_of: Mapping[str, Codec] = {}) -> None:
         """`codec_of`: by attribute that is compressed."""
         self.schema = schema
         self.codecs = coded_regions(schema, codec_of)
@@ -61,10 +59,8 @@ class GatheredBuffers:
         # Whole pages, and whole items of 2, 4, 8 and 16 bytes.
         self.chunk_nbytes = chunk - chunk % _SMALLEST_CHUNK
         self.together = min(_TOGETHER, max_nbytes // _CHUNKS)
-        kept = num_buffers + (0 if codec_of else 1)  # coding takes some beside blocks
-        self.memory = Memory(kept * max_nbytes)
+        self.memory = Memory(max_nbytes)
         self.object_nbytes = -(-max_nbytes // ALIGNMENT) * ALIGNMENT
-        self.assembling = threading.Lock()
         self.coders = Threads(_CORES, "storage_loader-code")
 
     def buffer(self) -> GatheredBuffer:
@@ -79,9 +75,11 @@ class GatheredBuffer:
 
     def __init__(self, shared: GatheredBuffers) -> None:
         self._shared = shared
+        self._data = pages(shared.object_nbytes)
+        self._memory = Share(shared.memory)
         self._regions = {r.name: self._new(r) for r in shared.schema.regions}
+        self._largest = ""  # region, as it seems
         self._items: dict[str, int] = {}
-        self._data: list[Array] = []  # the finished object, while it is one
         self.rows = 0
         self._extremes = Extremes(shared.schema)
         self._empty()
@@ -89,10 +87,10 @@ class GatheredBuffer:
     def _new(self, region: Region) -> _Gathered:
         shared = self._shared
         codec = shared.codecs.get(region.name)
-        chunks = _Chunks(shared.memory, shared.chunk_nbytes)
+        chunks = _Chunks(self._memory, shared.chunk_nbytes)
         if codec is None:
             return chunks
-        return _Blocks(region, codec, shared.coders, shared.memory, chunks, shared.together)
+        return _Blocks(region, codec, shared.coders, self._memory, chunks, shared.together)
 
     def _empty(self) -> None:
         self._items = {a.name: 0 for a in self._shared.schema if a.is_variable}
@@ -118,6 +116,9 @@ class GatheredBuffer:
 
     def append(self, arrays: Mapping[str, Rows], start: int, stop: int) -> None:
         """See `Buffer`."""
+        if not self.rows:
+            self._largest = _largest(arrays, start, stop)
+            self._regions[self._largest].begin_in(self._data)
         for attribute in self._shared.schema:
             self._append(attribute, arrays[attribute.name], start, stop)
         self._extremes.add(arrays, start, stop)
@@ -140,6 +141,7 @@ class GatheredBuffer:
 
     def seal(self) -> tuple[memoryview, ObjectLayout, int]:
         """See `Buffer`."""
+        self._memory.is_filling = False
         schema, values = self._shared.schema, tuple(self._items.values())
         if self._shared.codecs:
             coded = {name: region.coded() for name, region in self._regions.items()}
@@ -149,11 +151,9 @@ class GatheredBuffer:
             made = template(schema, self.rows, values)
         layout = made.layout
         checksums = {name: region.checksums() for name, region in self._regions.items()}
-        with self._shared.assembling:
-            data = self._shared.memory.take(self._shared.object_nbytes)
-            self._data.append(data)
-            for name, column in layout.columns.items():
-                self._regions[name].move_to(data, column)
+        data = self._data
+        for name in sorted(layout.columns, key=lambda name: name != self._largest):
+            self._regions[name].move_to(data, layout.columns[name])
         self._empty()
         for offset, piece in made.pieces:
             data[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -162,10 +162,9 @@ class GatheredBuffer:
 
     def clear(self) -> None:
         """See `Buffer`."""
-        self._shared.memory.give(self._data)
-        self._data = []
         for region in self._regions.values():
             region.clear()
+        self._memory.is_filling = True
         self._empty()
 
 
@@ -173,6 +172,9 @@ class _Gathered(Protocol):
     """The bytes of one region so far."""
 
     saved: int  # bytes by which coding has made them fewer, as far as is known
+
+    def begin_in(self, data: Array) -> None:
+        """Gather in memory that has room for all, from its beginning; called before `append`."""
 
     def append(self, items: Array) -> None:
         """Copy items."""
@@ -187,7 +189,10 @@ class _Gathered(Protocol):
         """Those of its blocks, where they are coded."""
 
     def move_to(self, out: Array, column: Column) -> None:
-        """Copy all bytes to where the object has the column, and hold none any more."""
+        """Put all bytes to where the object has the column, and hold none any more.
+
+        First those of the region that gathered in the object's memory.
+        """
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -198,10 +203,14 @@ class _Chunks(_Gathered):
 
     saved = 0
 
-    def __init__(self, memory: Memory, chunk_nbytes: int) -> None:
+    def __init__(self, memory: Share, chunk_nbytes: int) -> None:
         self._memory, self._chunk_nbytes = memory, chunk_nbytes
         self._chunks: list[Array] = []
+        self._is_at_place = False  # the only chunk is the object's memory
         self._room = 0  # bytes of the last chunk that are free
+
+    def begin_in(self, data: Array) -> None:
+        self._chunks, self._is_at_place, self._room = [data], True, len(data)
 
     def append(self, items: Array) -> None:
         octets = _octets(items)
@@ -229,7 +238,10 @@ class _Chunks(_Gathered):
         self.move(out, [(column.offset, column.end)])
 
     def move(self, out: Array, ranges: Sequence[Range]) -> None:
-        """Copy all bytes to these ranges of `out`, one after another, and hold none any more."""
+        """Put all bytes to these ranges of `out`, one after another, and hold none any more."""
+        if self._is_at_place:
+            _move_up(out, ranges)
+            ranges = ()
         place = 0  # in the first chunk
         for start, end in ranges:
             rest = out[start:end]
@@ -243,9 +255,20 @@ class _Chunks(_Gathered):
         self.clear()
 
     def clear(self) -> None:
-        self._memory.give(self._chunks)
+        if not self._is_at_place:
+            self._memory.give(self._chunks)
         self._chunks = []
+        self._is_at_place = False
         self._room = 0
+
+
+def _move_up(out: Array, ranges: Sequence[Range]) -> None:
+    """Move what lies at the beginning of `out` to these ranges, ascending and disjoint."""
+    base = out.ctypes.data
+    place = sum(end - start for start, end in ranges)
+    for start, end in reversed(ranges):
+        place -= end - start
+        ctypes.memmove(base + start, base + place, end - start)
 
 
 class _Coded(NamedTuple):
@@ -265,7 +288,7 @@ class _Blocks(_Gathered):
         region: Region,
         codec: Codec,
         coders: Threads,
-        memory: Memory,
+        memory: Share,
         stored: _Chunks,
         together: int,
     ) -> None:
@@ -286,6 +309,9 @@ class _Blocks(_Gathered):
         self._checksums: list[int] = []
         self.saved = 0
 
+    def begin_in(self, data: Array) -> None:
+        self._stored.begin_in(data)
+
     def append(self, items: Array) -> None:
         octets = _octets(items)
         while len(octets):
@@ -305,26 +331,32 @@ class _Blocks(_Gathered):
         """Have so many bytes of what was gathered coded, and go on with the rest elsewhere."""
         room, last = self._room, self._first + self._filled
         assert room is not None
-        self._room, self._filled = None, 0
         self._being_coded.append((self._coders.submit(self._encoded, room, nbytes), room))
+        self._room, self._filled = None, 0
         self.append(room[self._first + nbytes : last])
 
     def _encoded(self, room: Array, nbytes: int) -> _Coded:
+        # All at once: a call that lets go of Python's lock waits to get it back (lz4: 1.08 of the
+        # rate).
+        memory, values = room.data, room[self._first : self._first + nbytes].data
+        size = min(self._nbytes, nbytes)  # a block that is shorter is the only one
+        shuffled = self._codec.shuffled(values, size, self._itemsize)
         sizes, checksums, place = [], [], 0
-        for start in range(self._first, self._first + nbytes, self._nbytes):
-            block = room[start : min(start + self._nbytes, self._first + nbytes)]
-            coded = self._codec.encode(block.data, self._itemsize)
+        for start in range(0, nbytes, size):
+            block, data = values[start : start + size], shuffled[start : start + size]
+            coded = self._codec.encode(block, self._itemsize, data)
             end = place + len(coded)
             sizes.append(len(coded))
             checksums.append(xxh3(coded))  # before it is copied: it may be the block itself
-            room[place:end] = np.frombuffer(coded, np.uint8)
+            memory[place:end] = coded
             place = -(-end // ALIGNMENT) * ALIGNMENT
         return _Coded(room[:place], sizes, checksums, nbytes - sum(sizes))
 
     def _take(self) -> None:
-        coding, room = self._being_coded.popleft()
-        coded = coding.result()
+        coding, room = self._being_coded[0]
+        coded = coding.result()  # after an error, here or below, `clear` gives the room back
         self._stored.append(coded.octets)
+        self._being_coded.popleft()
         self._memory.give([room])
         self._sizes += coded.sizes
         self._checksums += coded.checksums
@@ -365,8 +397,10 @@ class _Blocks(_Gathered):
 
     def clear(self) -> None:
         used = [] if self._room is None else [self._room]
-        for coding, room in self._being_coded:  # one that is being coded is not filled again
-            used += [room] if coding.cancel() else []
+        for coding, room in self._being_coded:
+            if not coding.cancel():
+                wait([coding])  # it writes there
+            used.append(room)
         self._memory.give(used)
         self._room, self._filled, self.saved = None, 0, 0
         self._being_coded.clear()
@@ -377,3 +411,15 @@ class _Blocks(_Gathered):
 def _octets(items: Array) -> Array:
     octets: Array = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
     return octets
+
+
+def _largest(arrays: Mapping[str, Rows], start: int, stop: int) -> str:
+    """The region that has the most bytes of these rows."""
+    nbytes = {}
+    for name, rows in arrays.items():
+        if isinstance(rows, Ragged):
+            values = rows.values[rows.offsets[start] : rows.offsets[stop]]
+            nbytes[f"{name}/values"] = values.nbytes
+        else:
+            nbytes[name] = rows[start:stop].nbytes
+    return max(nbytes, key=nbytes.__getitem__)

@@ -21,7 +21,7 @@ def pages(nbytes: int) -> Array:
 
 
 class Memory:
-    """Arrays of bytes of a few sizes: whole objects, and what rows gather in.
+    """Arrays of bytes of a few sizes, that rows gather in.
 
     What is given back is kept for the next one as long as all there is stays within `most` bytes:
     to touch new pages takes as long as to fill them. Thread-safe.
@@ -31,29 +31,43 @@ class Memory:
         self._free: dict[int, list[Array]] = {}  # by size
         self._most = most
         self._nbytes = 0
-        self._lock = threading.Lock()
+        self._used = 0
+        self._given = threading.Condition()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays there are, used or not."""
         return self._nbytes
 
-    def take(self, nbytes: int) -> Array:
-        """An array of a size, of any content."""
-        with self._lock:
+    def take(self, nbytes: int, held: int | None = None) -> Array:
+        """An array of a size, of any content.
+
+        `held`: bytes that the caller holds already. If they are given and `most` does not suffice,
+        it waits until others give back what they hold; the others must not wait in turn.
+        """
+        with self._given:
+            if held is not None:
+                self._given.wait_for(
+                    lambda: self._used + nbytes <= self._most or self._used == held
+                )
             free = self._free.setdefault(nbytes, [])
             if free:
-                return free.pop()
-            self._nbytes += nbytes
-            self._drop()
-        return pages(nbytes)
+                array = free.pop()
+            else:
+                array = pages(nbytes)  # before it counts: there may be none
+                self._nbytes += nbytes
+                self._drop()
+            self._used += nbytes
+        return array
 
     def give(self, arrays: list[Array]) -> None:
         """Whole arrays that nobody uses any more."""
-        with self._lock:
+        with self._given:
             for array in arrays:
                 self._free[len(array)].append(array)
+                self._used -= len(array)
             self._drop()
+            self._given.notify()
 
     def _drop(self) -> None:
         """Free what is too much, with the lock held: large ones first, they are used least."""
@@ -61,3 +75,23 @@ class Memory:
             while self._nbytes > self._most and self._free[size]:
                 self._free[size].pop()
                 self._nbytes -= size
+
+
+class Share:
+    """What one buffer holds of a `Memory`."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._held = 0
+        self.is_filling = True  # it waits for the others, which are being finished
+
+    def take(self, nbytes: int) -> Array:
+        """See `Memory`."""
+        array = self._memory.take(nbytes, self._held if self.is_filling else None)
+        self._held += nbytes
+        return array
+
+    def give(self, arrays: list[Array]) -> None:
+        """See `Memory`."""
+        self._held -= sum(map(len, arrays))
+        self._memory.give(arrays)

@@ -373,7 +373,7 @@ class DataSaver:
         most = self.config.max_object_size
         codecs = self.config.codecs(schema)
         if schema.is_variable or codecs:
-            self._gathered = GatheredBuffers(schema, most, self._num_threads + 1, codecs)
+            self._gathered = GatheredBuffers(schema, most, codecs)
             return self._gathered.buffer
         return partial(ObjectBuffer, schema, capacity(schema, most))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -116,22 +117,16 @@ def _of_text(array: Array, attribute: Attribute) -> Ragged:
 def _of_list(rows: Sequence[Any], attribute: Attribute) -> Ragged:
     kinds = set(map(type, rows))
     if kinds == {str} and attribute.dtype == "str":
-        try:
-            text = "".join(rows)
-            octets = text.encode()
-            if len(octets) == len(text):
-                return _packed(octets, list(map(len, rows)))
-        except UnicodeEncodeError:
-            pass  # the row is looked for below
+        with contextlib.suppress(UnicodeEncodeError):  # the row is looked for below
+            return _packed(list(map(str.encode, rows)))
     if kinds == {bytes}:
-        return _right(_packed(b"".join(rows), list(map(len, rows))), attribute)
-    parts = [_octets(row, index, attribute) for index, row in enumerate(rows)]
-    packed = _packed(b"".join(parts), list(map(len, parts)))
-    return packed if kinds == {str} else _right(packed, attribute)
+        return _right(_packed(rows), attribute)
+    return _right(_packed([_octets(row, i, attribute) for i, row in enumerate(rows)]), attribute)
 
 
-def _packed(octets: bytes, lengths: list[int]) -> Ragged:
-    return Ragged.of_lengths(np.frombuffer(octets, np.uint8), np.array(lengths, np.int64))
+def _packed(parts: Sequence[bytes]) -> Ragged:
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    return Ragged.of_lengths(np.frombuffer(b"".join(parts), np.uint8), lengths)
 
 
 def _octets(row: Any, index: int, attribute: Attribute) -> bytes:
@@ -201,7 +196,7 @@ def _json(rows: Sequence[Any], attribute: Attribute) -> Ragged:
             f"attribute {attribute.name!r}: row {len(texts)} cannot be stored as JSON: {error}"
             f"{_remedy(str(error))}"
         ) from error
-    return _packed(b"".join(texts), list(map(len, texts)))
+    return _packed(texts)
 
 
 def _remedy(problem: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from email.utils import parsedate_to_datetime
-from itertools import pairwise
+from functools import lru_cache
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -13,18 +14,23 @@ from typing_extensions import Buffer
 
 from ..errors import ObjectNotFoundError, StoreError
 from ..process import cached_property
-from ..ranges import Range
+from ..ranges import Range, are_apart
 from .base import WHOLE, Buffers, Errors, ObjectInfo, check_lengths, check_size, read_only
 from .exchanges import Exchange, Exchanges, Fate, exchanges
-from .guarded_http import REFUSAL
+from .guarded_http import MOST, REFUSAL
 from .minio_s3 import MinioS3, code_of, time_or_never
 from .s3_place import THREADS, Failure, raise_mapped
+from .signature import Signer
 
 AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
 _NOT_STORED = (400, 401, 403, 404, 409, 412)  # what was put is not there: put again to hear why
+_SIGNED = 60.0  # seconds in which requests for one object are signed once; S3 takes 15 minutes
 _SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
+
+
+_listing_in_chunks: set[str] = set()  # servers found to, as AWS and Ceph do; MinIO does not
 
 
 class DirectS3(MinioS3):
@@ -85,7 +91,7 @@ class DirectS3(MinioS3):
         wanted: dict[int, list[Exchange]] = {}
         try:
             for place, (key, ranges) in enumerate(requests):
-                if place not in received and _are_apart(ranges):
+                if place not in received and are_apart(ranges):
                     with self._mapped_errors("get", key):
                         wanted[place] = self._ranges(key, ranges)
             self._make_all(exchange for some in wanted.values() for exchange in some)
@@ -131,15 +137,30 @@ class DirectS3(MinioS3):
             when = parsedate_to_datetime(exchange.modified) if exchange.modified else None
             return ObjectInfo(key, exchange.nbytes, time_or_never(when))
 
+    def _page(self, prefix: str, url: str) -> Buffer:
+        server = self._place.server_url
+        if self._place.endpoint is not None and server not in _listing_in_chunks:
+            parts = urlsplit(url)
+            request = _head(self._signer(url), "GET", parts.path, parts.query) + b"\r\n"
+            exchange = Exchange(request, MOST)
+            self._exchanges.make([exchange], 1)
+            if exchange.is_granted:
+                return exchange.body
+            if exchange.fate is Fate.STRANGE:
+                _listing_in_chunks.add(server)
+            elif exchange.fate not in (Fate.UNASKED, Fate.TOO_LARGE):
+                self._raise("list", prefix, exchange)
+        return super()._page(prefix, url)
+
     def _make_all(self, wanted: Iterable[Exchange]) -> None:
         with self._mapped_errors("get", ""):
             self._exchanges.make([*wanted], THREADS)
 
     def _whole(self, key: str, limit: int) -> Exchange:
-        return Exchange(self._head("GET", key) + b"\r\n", limit)
+        return Exchange(self._asking(key) + b"\r\n", limit)
 
     def _ranges(self, key: str, ranges: Sequence[Range]) -> list[Exchange]:
-        head = self._head("GET", key)
+        head = self._asking(key)
         return [
             Exchange(
                 b"%brange: bytes=%d-%d\r\n\r\n" % (head, start, end - 1), end - start, (start, end)
@@ -147,15 +168,15 @@ class DirectS3(MinioS3):
             for start, end in ranges
         ]
 
-    def _head(self, method: str, key: str, **words: Any) -> bytes:
-        """What a request for an object begins with; `words`: see `Signer.headers`."""
+    def _asking(self, key: str) -> bytes:
+        """What each request for an object's bytes begins with."""
         url = self._object_url(key)
-        lines = [f"{method} {urlsplit(url).path} HTTP/1.1"]
-        for name, value in self._signed(method, url, **words).items():
-            if not value.isprintable():
-                raise ValueError(f"the header {name} would have a character that none may have")
-            lines.append(f"{name}: {value}")
-        return "\r\n".join((*lines, "")).encode("latin-1")
+        return _signed_for_now(self._signer(url), urlsplit(url).path, time.time() // _SIGNED)
+
+    def _head(self, method: str, key: str, **words: Any) -> bytes:
+        """What another request begins with; `words`: see `Signer.headers`."""
+        url = self._object_url(key)
+        return _head(self._signer(url), method, urlsplit(url).path, **words)
 
     def _bodies(self, key: str, made: Sequence[Exchange]) -> Buffers | None:
         """See `_body`; None where one is."""
@@ -195,8 +216,17 @@ class DirectS3(MinioS3):
         raise_mapped(self._shown, failure, RuntimeError(f"the exchange was {exchange.fate.value}"))
 
 
-def _are_apart(ranges: Sequence[Range]) -> bool:
-    """Whether each is a request of its own: they ascend, and none touches another or is empty."""
-    return all(0 <= start < end for start, end in ranges) and all(
-        one[1] < other[0] for one, other in pairwise(ranges)
-    )
+@lru_cache(maxsize=4096)
+def _signed_for_now(signer: Signer, path: str, when: float) -> bytes:
+    """`when` makes a new one in time."""
+    return _head(signer, "GET", path)
+
+
+def _head(signer: Signer, method: str, path: str, query: str = "", **words: Any) -> bytes:
+    target = f"{path}?{query}" if query else path
+    lines = [f"{method} {target} HTTP/1.1"]
+    for name, value in signer.headers(method, path, query, **words).items():
+        if not value.isprintable():
+            raise ValueError(f"the header {name} would have a character that none may have")
+        lines.append(f"{name}: {value}")
+    return "\r\n".join((*lines, "")).encode("latin-1")

@@ -10,8 +10,10 @@ is `Fate.STRANGE`: who asked may ask again by a client that knows the whole of H
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import resource
 import socket
 import ssl
 import threading
@@ -27,15 +29,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from ..errors import StoreError
 from ..ranges import Range
 from .certificates import named_file, shared_context
 from .guarded_http import REFUSAL, SLOWEST
 from .interruptible import interruptible
 
-_MOST = 320  # connections of one process to a server
+_MOST = 320  # connections of one process to a server ...
+_FILES_SHARE = 3  # ... or so small a part of the files that it may open: others need some, too
 _HEAD = 2**11  # bytes of a head that are taken; those of Ceph, MinIO and AWS have 400 to 900
 _SMALL = 2**16  # bytes of a body that may come with the head, where its length is not known
-_LOOKS = 16  # looks for what is late, in each timeout
+_LOOK = 0.025  # seconds between looks for what is late, or shorter than was asked for
+_WINDOW = 2**16  # bytes that TCP lets come before any are taken, at the least
 _ADDRESSES_KEPT = 30.0  # seconds, as a name server's answers of S3 are
 _PLACES = 8  # servers whose connections are kept
 
@@ -238,9 +243,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._begun = self._seen = 0.0  # when; `_seen`: when the last look saw something come
         self._came_then = 0  # bytes; `_end` at that look
         self._is_new = True  # nothing was asked of it yet
+        self._wakes_at = 1  # bytes; see `_wake_at`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
+        # Of its last record a part may be here, not deciphered: less comes than is missing.
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
         self.arrivals.made(self)
 
     def ask(self, call: _Call) -> None:
@@ -255,6 +264,7 @@ class _Connection(asyncio.BufferedProtocol):
         exchange.since = exchange.since or self._begun
         try:
             self._buffer = _memory(_HEAD + room)
+            self._wake_at(exchange.limit if exchange.range and exchange.limit <= _WINDOW else 1)
             self._transport.write(exchange.request)
         except BaseException as error:  # the caller's
             self._fail(exchange, error)
@@ -274,6 +284,11 @@ class _Connection(asyncio.BufferedProtocol):
                 self._head = self._find_head(exchange)
             if self._head is not None and self._end - self._start >= self._head.nbytes:
                 self._answered(exchange, self._head)
+            elif self.exchange is exchange and self._wakes_at > 1:
+                missing = 1
+                if self._head is not None and not self._is_tls:
+                    missing = self._head.nbytes - (self._end - self._start)
+                self._wake_at(min(missing, _WINDOW))
         except BaseException as error:  # the caller's
             self._fail(exchange, error)
 
@@ -286,6 +301,10 @@ class _Connection(asyncio.BufferedProtocol):
             else:
                 self._end_exchange(Fate.CUT)
         self.arrivals.lost(self)
+
+    def rest(self) -> None:
+        """Be woken by any byte: nobody asked for it."""
+        self._wake_at(1)
 
     def close(self) -> None:
         self._transport.abort()
@@ -301,9 +320,21 @@ class _Connection(asyncio.BufferedProtocol):
             return
         if self._end > self._came_then:
             self._came_then, self._seen = self._end, now
+        if now > self._begun + _LOOK:
+            self._wake_at(1)
         timeout += len(self.exchange.request) / SLOWEST
         if now > min(self._seen, self._begun + self._end / SLOWEST) + timeout:
             self.give_up(Fate.LATE)
+
+    def _wake_at(self, nbytes: int) -> None:
+        """Be woken once so much is here, not for each piece: each wake is a wait for Python's lock.
+
+        That a refusal is shorter is seen at the next look.
+        """
+        if nbytes != self._wakes_at:
+            self._wakes_at = nbytes
+            with contextlib.suppress(OSError):  # a connection that ended says so itself
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         exchange.error = error
@@ -396,9 +427,16 @@ class _Arrivals:
         with self._starting:
             if self._loop is None:
                 loop = asyncio.SelectorEventLoop()
-                threading.Thread(
-                    target=_run, args=(loop,), name="storage_loader-s3-exchanges", daemon=True
-                ).start()
+                try:
+                    threading.Thread(
+                        target=_run, args=(loop,), name="storage_loader-s3-exchanges", daemon=True
+                    ).start()
+                except RuntimeError as error:
+                    loop.close()
+                    raise StoreError(
+                        "no thread could be started that talks to the S3 server; this user or "
+                        "container may have no more of them (ulimit -u), or no memory for one"
+                    ) from error
                 self._loop = loop
 
     def end(self) -> None:
@@ -427,7 +465,7 @@ class _Arrivals:
             self._idle.pop().ask(call)
         for call in self._calls:
             for _ in range(call.num_missing):
-                if len(self._all) + len(self._being_made) < _MOST:
+                if len(self._all) + len(self._being_made) < _most():
                     self._open(call)
 
     def _open(self, call: _Call) -> None:
@@ -458,6 +496,7 @@ class _Arrivals:
         """It takes another request."""
         call = self._oldest()
         if call is None:
+            connection.rest()
             self._idle.append(connection)
         else:
             connection.ask(call)
@@ -528,13 +567,13 @@ class _Arrivals:
         raise OSError("no address")
 
     def _look(self) -> None:
-        if self._all or self._being_made:
-            asyncio.get_running_loop().call_later(self._timeout / _LOOKS, self._look)
-        else:
-            self._is_looking = False
         now = time.monotonic()
         for connection in [each for each in self._all if each.exchange is not None]:
             connection.look(now, self._timeout)
+        is_over = len(self._idle) == len(self._all) and not self._being_made
+        self._is_looking = not is_over or self._oldest() is not None
+        if self._is_looking:
+            asyncio.get_running_loop().call_later(_LOOK, self._look)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -542,6 +581,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     if tasks := asyncio.all_tasks(loop):
         loop.run_until_complete(asyncio.wait(tasks))
     loop.close()
+
+
+def _most() -> int:
+    """Connections that there may be."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if files < 0 else max(1, min(_MOST, files // _FILES_SHARE))
 
 
 def _is_taken(head: Head, exchange: Exchange) -> bool:

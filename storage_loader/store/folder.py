@@ -45,13 +45,13 @@ from .base import (
 )
 from .below import folders_in, open_folder, remove_empty, sync_folder, tree
 from .files import OddFileError, check_regular, kind_of, open_regular
+from .lock import locked
 from .maps import map_file
 
 _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"
 _DIRECT_NBYTES = 4 * 2**20  # written past the page cache: 1.2 of the rate here, 2 at 64 MiB
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system that has no such way
-_LOCKED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECT = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _LAST_TIME = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
@@ -210,7 +210,7 @@ class FolderStore(Store):
                 raise
             # A file system without hard links. The lock's file stays, so it lies where no empty
             # folder is ever removed.
-            with _locked(self.root / _LOCK):
+            with locked(self.root / _LOCK):
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(name, dir_fd=here, follow_symlinks=False)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
@@ -352,19 +352,3 @@ def _write_direct(descriptor: int, data: memoryview) -> memoryview:
         return data
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keeps out other processes and threads that lock the same file, which is made."""
-    descriptor = os.open(path, _LOCKED, 0o666)
-    try:
-        check_regular(os.fstat(descriptor).st_mode)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            # Closing is not enough: a child that was forked meanwhile has the file open, too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)

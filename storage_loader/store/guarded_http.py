@@ -36,7 +36,7 @@ _HEAD = 2**16  # bytes
 _LINE = 2**10  # bytes of a line between chunks
 _LINES = 100  # lines in a row, where chunks have one each
 REFUSAL = 2**16  # bytes of a refusal's body that are read
-_WHOLE = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
+MOST = 2**23  # bytes of another: a page of 1,000 keys of 1 KiB has 6.2 MB where all is escaped
 _PIECE = 2**16
 _SENT = 2**18  # bytes that are handed to TLS at once
 _PAUSE = 1.0  # seconds in which nothing is taken, until the server's answer is looked for
@@ -162,7 +162,7 @@ def _body(response: BaseHTTPResponse) -> bytes:
     try:
         for piece in response.stream(_PIECE, decode_content=False):
             body += piece
-            if len(body) > (REFUSAL if is_refusal else _WHOLE):
+            if len(body) > (REFUSAL if is_refusal else MOST):
                 break
         else:
             is_over = True
@@ -174,7 +174,7 @@ def _body(response: BaseHTTPResponse) -> bytes:
             response.close()
         response.release_conn()
     if not is_refusal and not is_over:
-        raise TooMuchError(f"the server sent an answer of more than {_WHOLE} bytes")
+        raise TooMuchError(f"the server sent an answer of more than {MOST} bytes")
     return bytes(body[:REFUSAL] if is_refusal else body)
 
 
@@ -257,7 +257,7 @@ class _BoundedLines(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         self._lines = 0
-        if size is None or not 0 <= size <= _WHOLE:
+        if size is None or not 0 <= size <= MOST:
             raise http.client.HTTPException(f"an answer, or a chunk, of {size} bytes")
         return super().read(size)
 

@@ -5,8 +5,10 @@ All that it knows is done here behind a proxy; else what `direct_s3` leaves.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +36,7 @@ from urllib3 import BaseHTTPResponse
 
 from ..errors import StoreError
 from ..process import cached_property
-from ..ranges import Range, coalesce
+from ..ranges import Range, are_apart, coalesce
 from .base import (
     STREAM_CHUNK,
     WHOLE,
@@ -159,16 +161,19 @@ class MinioS3(Store):
         return list(self._threads.map(lambda each: self._get_range(key, *each), ranges))
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        if are_apart(ranges):
+            return self._get_each(key, ranges)
         check_ranges(ranges, None, place=f"{self.url}/{key}")
-        plan = coalesce([r for r in ranges if r[1] > r[0]])
-        bodies = self._get_each(key, plan.requests)
-        sources = iter(plan.sources.tolist())
+        requests = coalesce([r for r in ranges if r[1] > r[0]])
+        bodies = self._get_each(key, requests)
+        firsts = [first for first, _ in requests]
         buffers = []
         for start, end in ranges:
             if end == start:
                 buffers.append(memoryview(b""))
                 continue
-            request, offset = next(sources)
+            request = bisect_right(firsts, start) - 1
+            offset = start - firsts[request]
             buffers.append(bodies[request][offset : offset + end - start])
         return buffers
 
@@ -212,12 +217,21 @@ class MinioS3(Store):
         self, method: str, url: str, *, payload: str = NO_PAYLOAD, create: bool = False
     ) -> dict[str, str]:
         """The headers that let a request in; see `Signer.headers`."""
-        keys = self._credentials.retrieve()
         parts = urlsplit(url)
-        signer = Signer(
-            parts.netloc, self._place.region, keys.access_key, keys.secret_key, keys.session_token
+        return self._signer(url).headers(
+            method, parts.path, parts.query, payload=payload, create=create
         )
-        return signer.headers(method, parts.path, parts.query, payload=payload, create=create)
+
+    def _signer(self, url: str) -> Signer:
+        """What signs a request now."""
+        keys = self._credentials.retrieve()
+        return Signer(
+            urlsplit(url).netloc,
+            self._place.region,
+            keys.access_key,
+            keys.secret_key,
+            keys.session_token,
+        )
 
     def head(self, key: str) -> ObjectInfo:
         with self._mapped_errors("head", key):
@@ -264,13 +278,16 @@ class MinioS3(Store):
             asked.add(following)
             words = {"continuation-token": following, **query} if following else query
             url = f"{self._bucket_url}?{urlencode(words, safe='', quote_via=quote)}"
-            failure, headers = Failure("list", prefix), self._signed("GET", url)
-            page = Page.parse(self._asked(failure, "GET", url, headers).data)
+            page = Page.parse(self._page(prefix, url))
             for name in (*(item.name for item in page.objects), *page.folders):
                 if not name.startswith(within):
                     raise StoreError(f"{self.url}: the server listed {name!r} as one of {within!r}")
             yield page
             following = page.following
+
+    def _page(self, prefix: str, url: str) -> Buffer:
+        """The text of a page; raises what a refusal means."""
+        return self._asked(Failure("list", prefix), "GET", url, self._signed("GET", url)).data
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = (DeleteObject(self._place.full_key(key)) for key in keys)
@@ -398,6 +415,10 @@ def _failure(verb: str, key: str, error: Exception) -> Failure:
                 urllib3.exceptions.ConnectTimeoutError,
                 urllib3.exceptions.SSLError,
             ),
+        ),
+        no_files=any(
+            isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE)
+            for one in (reason, reason.__cause__)
         ),
         unresolved=isinstance(reason, urllib3.exceptions.NameResolutionError),
         broken=isinstance(reason, urllib3.exceptions.ProtocolError),

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from urllib.parse import unquote_plus
 from xml.parsers import expat
 
+from typing_extensions import Buffer
+
 _ROOT = "ListBucketResult"
 _KEPT_OF_PAGE = {"EncodingType", "IsTruncated", "NextContinuationToken"}
 _KEPT_OF_ENTRY = {"Key", "LastModified", "Prefix", "Size"}
@@ -35,7 +37,7 @@ class Page:
     following: str | None  # token of the page after this one; None: this is the last
 
     @classmethod
-    def parse(cls, body: bytes) -> Page:
+    def parse(cls, body: Buffer) -> Page:
         """`ValueError` for what is no such page, and for a document that declares its type.
 
         Entities are declared there; S3 declares none.
@@ -86,7 +88,7 @@ class _Document:
         self.contents: list[dict[str, str]] = []
         self.prefixes: list[dict[str, str]] = []
 
-    def read(self, body: bytes) -> None:
+    def read(self, body: Buffer) -> None:
         text: list[str] = []  # of the element that began last, in pieces
         entry: dict[str, str] = {}
         depth = 0

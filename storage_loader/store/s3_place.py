@@ -122,6 +122,7 @@ class Failure:
     status: int = 0  # the HTTP status, 0 where none arrived
     timed_out: bool = False
     unreachable: bool = False  # no connection could be made
+    no_files: bool = False  # since this process may open no more
     unresolved: bool = False  # since the server's name has no address
     broken: bool = False  # the connection ended before the answer did
     refusal: Refusal | None = None  # of the server's certificate
@@ -209,6 +210,11 @@ def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn
         error = StoreConnectionError(
             f"{where}: the server's name was not found; check the endpoint's spelling, and that "
             "this machine can look it up"
+        )
+    elif failure.no_files:
+        error = StoreConnectionError(
+            f"{where}: no connection, since this process may open no more files; raise the limit "
+            "(ulimit -n), or use fewer loaders and savers at once"
         )
     elif failure.unreachable:
         hint = "" if not (place.endpoint or "").startswith("https://") else (

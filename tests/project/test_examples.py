@@ -13,6 +13,7 @@ import pytest
 
 from storage_loader import DataConfig, Dataset, list_datasets
 from tests.support.examples import DIGITS, EXAMPLES, run, run_example
+from tests.support.spawned import SKLEARN, imported_once
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -29,7 +30,8 @@ def test_digits_in_the_default_folder_and_saved_once_more() -> None:
         assert f"{info.num_rows} rows, {info.num_objects} objects" in output
     assert len(re.findall(r"[\d,]+ rows/s", output)) == 3
     again = "import digits; digits.preprocess(digits.parser().parse_args([]))"
-    subprocess.run([sys.executable, "-c", again], cwd=DIGITS.parent, check=True, timeout=500)
+    with imported_once(*SKLEARN):
+        subprocess.run([sys.executable, "-c", again], cwd=DIGITS.parent, check=True, timeout=500)
     assert [i.num_rows for i in list_datasets()] == [360, 1437]
     assert [i.version for i in list_datasets()] != [i.version for i in infos]
 
@@ -64,6 +66,7 @@ def run_killed(after: float | None, *options: str) -> str:
     return begun + rest
 
 
+@pytest.mark.usefixtures("library_once")
 def test_a_job_that_is_killed_goes_on_when_it_is_started_again() -> None:
     starts = part = 0
     while starts < 2:  # a machine that was too busy to kill the job in time did not test this

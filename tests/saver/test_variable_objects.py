@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_loader import Attribute, DataConfig, DataSaver, Ragged, save, verify_dataset
+from storage_loader import (
+    Attribute,
+    DataConfig,
+    DataSaver,
+    Dataset,
+    Ragged,
+    save,
+    verify_dataset,
+)
 from storage_loader.catalog import Catalog, Commit
 from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import SchemaError
 from storage_loader.hdf5 import template
 from storage_loader.layout import MAX_ROWS
 from storage_loader.saver.batch import as_arrays
+from storage_loader.saver.memory import Memory, Share
 from storage_loader.saver.sizes import Sizes
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import MemoryStore, xxh3
+from storage_loader.threads import Threads
 from tests.support import ROOT
 from tests.support.ragged import KINDS, ROW, TOKENS, assert_equal, rows_of, stored_rows
 
@@ -333,7 +344,41 @@ def test_an_object_has_no_more_rows_than_the_format_allows() -> None:
     assert Sizes(schema, 2**60).fits(arrays, 0, 3, rows=MAX_ROWS - 2, items={"x": 0}) == 2
 
 
+def test_the_largest_attribute_is_another_one_later(folder: dict[str, str]) -> None:
+    """Than in the first rows of an object, by which it is decided what gathers where."""
+    attributes = TOKENS, replace(TOKENS, name="more")
+    config = config_of(folder, *attributes, max_object_size=MIN_OBJECT_SIZE)
+    ramp = np.arange(7000, dtype=np.int32)
+    few, many = [ramp[:3]], [ramp[n : n + 900] for n in range(40)]
+    batches = [(many[:1], few), *(([ramp[:n]], [row]) for n, row in enumerate(many)), (many, many)]
+    with DataSaver(config) as saver:
+        for tokens, more in batches:
+            saver({"tokens": tokens, "more": more})
+    assert len(objects(config)) > 3
+    found = Dataset(config)[:]
+    for place, name in enumerate(("tokens", "more")):
+        wanted = [row.tolist() for batch in batches for row in batch[place]]
+        assert [row.tolist() for row in found[name]] == wanted
+    assert verify_dataset(config).problems == ()
+
+
 # Memory
+
+
+def test_who_fills_waits_for_memory_that_others_are_about_to_give_back() -> None:
+    memory = Memory(100)
+    filling, finishing = Share(memory), Share(memory)
+    lent = finishing.take(60)
+    finishing.is_filling = False
+    held = filling.take(40)
+    taking = Threads(1, "taking").submit(filling.take, 40)
+    more = finishing.take(80)  # it waits for nobody
+    assert not wait([taking], timeout=0.1).done
+    finishing.give([lent, more])
+    held_too = taking.result(timeout=10)
+    assert len(filling.take(200)) == 200  # nobody else has any
+    filling.give([held, held_too])
+
 
 SAVE = """
 import sys
@@ -360,7 +405,7 @@ class SlowAndForgetful(MemoryStore):
         return (self.head(key) for key in sizes if key.startswith(prefix + "/"))
 
 sizes = {}
-object_nbytes, saved_nbytes, threads = map(int, sys.argv[1:])
+object_nbytes, saved_nbytes, threads, count = map(int, sys.argv[1:])
 
 import storage_loader.catalog.catalog as catalog
 catalog.open_store = lambda config: SlowAndForgetful(config.storage)
@@ -371,30 +416,36 @@ def memory(name):
 
 lengths = np.arange(2000) % 997
 values = np.arange(lengths.sum(), dtype=np.int32)
-batch = {"tokens": Ragged.of_lengths(values, lengths), "row": np.arange(2000)}
+names = [f"tokens {i}" for i in range(count)]
+batch = dict.fromkeys(names, Ragged.of_lengths(values, lengths))
 config = DataConfig(
-    "big", [("tokens", "int32", (None,)), ("row", "int64")], storage="memory://nothing",
+    "big", [(name, "int32", (None,)) for name in names], storage="memory://nothing",
     max_object_size=object_nbytes,
 )
 with DataSaver(config, num_worker_threads=threads) as saver:
-    saver({"tokens": batch["tokens"][:1], "row": batch["row"][:1]})
+    saver({name: rows[:1] for name, rows in batch.items()})
 before = memory("VmRSS")
 saved = 0
 with DataSaver(config, num_worker_threads=threads) as saver:
     while saved < saved_nbytes:
         saver(batch)
-        saved += values.nbytes
+        saved += count * values.nbytes
 assert sum(sizes.values()) > saved_nbytes and max(sizes.values()) <= object_nbytes
 print(memory("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize(("object_nbytes", "threads"), [(2**22, 4), (2**25, 2)])
-def test_memory_is_bounded(object_nbytes: int, threads: int) -> None:
-    """However much is saved: that of each thread's object, the one that fills, and one more."""
+@pytest.mark.parametrize(
+    ("object_nbytes", "threads", "count"), [(2**22, 4, 1), (2**25, 2, 1), (2**25, 4, 4)]
+)
+def test_memory_is_bounded(object_nbytes: int, threads: int, count: int) -> None:
+    """However much is saved: that of each thread's object, the one that fills, and one more.
+
+    Also of several attributes that take as much.
+    """
     saved = 400_000_000
     done = subprocess.run(
-        [sys.executable, "-c", SAVE, str(object_nbytes), str(saved), str(threads)],
+        [sys.executable, "-c", SAVE, str(object_nbytes), str(saved), str(threads), str(count)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip

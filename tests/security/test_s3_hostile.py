@@ -35,7 +35,7 @@ from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
-from tests.support.answers import OBJECT, Answer, Answers, answering
+from tests.support.answers import OBJECT, Answer, Answers, answering, head_of
 from tests.support.own_process import FRESH
 from tests.support.places import CLIENTS
 
@@ -205,7 +205,7 @@ def saying(answer: Callable[[], Iterator[bytes]]) -> Iterator[str]:
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             with connection.makefile("rb") as request:
-                lines = list(iter(request.readline, b"\r\n"))
+                lines = head_of(request)
                 sent = [line for line in lines if line.lower().startswith(b"content-length")]
                 request.read(int(sent[0].split(b":")[1]) if sent else 0)
             for piece in answer():
@@ -392,12 +392,13 @@ def test_a_listing_without_end_is_an_error(answers: Answers, client: str) -> Non
         list(CLIENTS[client](place_at(answers.endpoint)).list("folder"))
 
 
+@pytest.mark.parametrize("client", ["direct", "minio"])
 @pytest.mark.parametrize("verb", ["get", "ranges", "stream", "put"])
-def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_get_on(verb: str) -> None:
+def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_get_on(verb: str, client: str) -> None:
     """What waits does so in another thread."""
     answer = ANSWERS["head a byte at a time" if verb == "put" else "range a byte at a time"]
     with saying(answer) as endpoint:
-        store = DirectS3(place_at(endpoint, timeout=30.0))
+        store = CLIENTS[client](place_at(endpoint, timeout=30.0))
         timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
         began = time.monotonic()
@@ -464,9 +465,10 @@ def test_a_slow_transfer_that_lives_does_not_fail(answers: Answers) -> None:
         assert b"".join(store.stream(KEY, 0, 60_000)) == content
 
 
-def test_a_body_that_drips_is_given_up_and_asked_again_until_the_deadline() -> None:
+@pytest.mark.parametrize("client", ["direct", "minio"])
+def test_a_body_that_drips_is_given_up_and_asked_again_until_the_deadline(client: str) -> None:
     with saying(ANSWERS["range a byte at a time"]) as endpoint:
-        store = RetriedStore(DirectS3(place_at(endpoint, timeout=0.5)), deadline=1)
+        store = RetriedStore(CLIENTS[client](place_at(endpoint, timeout=0.5)), deadline=1)
         began = time.monotonic()
         with pytest.raises(StoreTimeoutError, match=r"took too long.*gave up after"):
             store.get_ranges(KEY, [(0, 64)])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import gc
 import os
 import resource
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,13 +35,16 @@ from storage_loader.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from storage_loader.store import exchanges as store_exchanges
 from storage_loader.store.base import STREAM_CHUNK, Buffers
 from storage_loader.store.direct_s3 import AT_ONCE, DirectS3
 from storage_loader.store.exchanges import Exchange, Exchanges, Fate, Head
+from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
-from tests.support.answers import Answer, Answers
+from tests.support.answers import Answer, Answers, head_of
+from tests.support.tls import made
 
 Answering = Callable[[str, dict[str, str]], Sequence[bytes]]
 
@@ -66,11 +74,10 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
-            while line := stream.readline():
-                lines = iter(stream.readline, b"\r\n")
-                fields = (line.decode().partition(":") for line in lines)
+            while lines := head_of(stream):
+                fields = (line.decode().partition(":") for line in lines[1:])
                 headers = {name.lower(): value.strip() for name, _, value in fields}
-                self.requests.append(line.decode().rpartition(" ")[0])
+                self.requests.append(lines[0].decode().rpartition(" ")[0])
                 pieces = self.answer(self.requests[-1], headers)
                 if pieces and not pieces[0].startswith(b"HTTP/1.1 403"):
                     stream.read(int(headers.get("content-length", "0")))
@@ -271,6 +278,129 @@ def test_what_comes_beyond_an_answer_is_nobody_elses(server: Server) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("nbytes", [1, 700, 2**16, 2**16 + 1, 300_000])
+def test_ranges_that_come_in_pieces_and_refusals_between_them(server: Server, nbytes: int) -> None:
+    """One connection takes turns: what it waits for differs, and a refusal is shorter than it."""
+    content = np.random.default_rng(nbytes).bytes(nbytes)
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        if request.endswith("missing"):
+            return [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"]
+        said = ranged(headers, content) if "range" in headers else whole(b"content")
+        cuts = sorted((0, 1, 30, len(said) // 2, len(said) - 1, len(said)))
+        return [said[start:end] for start, end in pairwise(cuts)]
+
+    server.answer = answer
+    store = server.store
+    for _ in range(3):
+        assert store.get_ranges("key", [(0, nbytes)]) == [content]
+        with pytest.raises(ObjectNotFoundError):
+            store.get_ranges("missing", [(0, nbytes)])
+        assert store.get("key") == b"content"
+    assert server.connections == 1
+
+
+def test_a_refusal_that_is_shorter_than_the_range_is_told_at_once(server: Server) -> None:
+    server.answer = lambda request, headers: [b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"]
+    began = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(ObjectNotFoundError):
+            server.store.get_ranges("key", [(0, 50_000)])
+    assert time.monotonic() - began < server.place.timeout / 4
+
+
+def test_the_end_of_a_record_of_tls_is_not_waited_for_as_if_it_were_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of it is here by then, not deciphered: no more comes than what is left of it."""
+    monkeypatch.setattr(store_exchanges, "_LOOK", 1.0)
+    content = bytes(range(256)) * 157
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made(is_ca=True).written(tmp_path / "server.pem"))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_side=True)
+
+        def exchanged(step: Callable[[], bytes | None]) -> bytes:
+            while True:
+                try:
+                    return step() or b""
+                except ssl.SSLWantReadError:  # noqa: PERF203  it is how TLS asks
+                    connection.sendall(outgoing.read())
+                    incoming.write(connection.recv(2**16))
+
+        with connection:
+            exchanged(tls.do_handshake)
+            for _ in range(3):
+                head = exchanged(lambda: tls.read(2**16))
+                [said] = [line for line in head.decode().splitlines() if line.startswith("range")]
+                tls.write(ranged({"range": said.partition(":")[2].strip()}, content))
+                data = outgoing.read()
+                connection.sendall(data[: len(content)])
+                time.sleep(0.05)
+                connection.sendall(data[len(content) :])
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(listener):
+        serving = pool.submit(serve)
+        endpoint = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        store = DirectS3(S3Place("bucket", "", endpoint, "us-east-1", "access", "secret"))
+        begun = time.monotonic()
+        for _ in range(3):
+            assert store.get_ranges("key", [(0, len(content))]) == [content]
+        assert time.monotonic() - begun < 1
+        serving.result()
+
+
+def test_what_comes_between_two_ranges_is_nobody_elses(server: Server) -> None:
+    """It comes while nobody asks, and is shorter than the range before it."""
+    content = np.random.default_rng(0).bytes(60_000)
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        if "range" in headers:
+            return [ranged(headers, content), whole(b"another")]
+        return [whole(b"content")]
+
+    server.answer = answer
+    for _ in range(3):
+        assert server.store.get_ranges("key", [(0, 50_000)]) == [content[:50_000]]
+        time.sleep(0.1)
+        assert server.store.get("key") == b"content"
+    assert server.connections == 4
+
+
+PAGE = (
+    b"<ListBucketResult><Contents><Key>folder/a</Key><Size>5</Size>"
+    b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>"
+)
+
+
+def test_a_listing_in_chunks_is_asked_for_twice_once(server: Server) -> None:
+    """After that only by urllib3, which reads it, for any store of this process."""
+    plain, chunked = [whole(PAGE)], [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"]
+    chunked.append(b"%x\r\n%b\r\n0\r\n\r\n" % (len(PAGE), PAGE))
+    for answer, requests in ((plain, 1), (plain, 1), (chunked, 2), (chunked, 1), (plain, 1)):
+        server.answer = lambda request, headers, answer=answer: answer
+        server.requests.clear()
+        [found] = server.store.list("folder")
+        assert (found.key, found.nbytes) == ("folder/a", 5)
+        assert len(server.requests) == requests
+    [request] = set(server.requests)
+    assert request.startswith("GET /bucket?")
+
+
+def test_a_refused_listing_says_why_and_is_asked_for_once(server: Server) -> None:
+    body = b"<Error><Code>AccessDenied</Code></Error>"
+    refusal = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    server.answer = lambda request, headers: [refusal]
+    with pytest.raises(PermissionDeniedError, match=r"list .*s3:ListBucket"):
+        server.store.list_folders("folder")
+    assert len(server.requests) == 1
+
+
 def test_a_range_that_the_object_does_not_have(server: Server) -> None:
     server.answer = lambda request, headers: [ranged(headers, bytes(50))]
     with pytest.raises(ObjectShortError):
@@ -389,6 +519,76 @@ def test_sockets_of_a_process_with_many_files(server: Server) -> None:
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_of_few_files_has_some_for_others(server: Server) -> None:
+    """Many ranges at once, and then what urllib3 asks for."""
+    content = bytes(range(256)) * 100
+
+    def answer(request: str, headers: dict[str, str]) -> Sequence[bytes]:
+        time.sleep(0.01)
+        return [ranged(headers, content)]
+
+    server.answer = answer
+    requests = [(f"key{i}", [(i, i + 10), (i + 20, i + 30)]) for i in range(100)]
+    wanted = {i: [content[a:b] for a, b in ranges] for i, (_, ranges) in enumerate(requests)}
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    store = server.store
+    assert b"".join(store.stream("key", 0, 5)) == content[:5]
+    files = len(os.listdir("/proc/self/fd"))
+    server.connections = 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3 * files + 30, hard))
+    try:
+        received: dict[int, Buffers] = {}
+        assert store.get_some(requests, received) == []
+        assert received == wanted
+        assert 1 < server.connections <= files + 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_process_without_files_for_a_connection_says_so(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*args: object, **settings: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    store = MinioS3(S3Place("bucket", "", "http://127.0.0.1:9", "us-east-1", "access", "secret"))
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", refuse)
+        with pytest.raises(StoreConnectionError, match="open no more files"):
+            store.list_folders("")
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_ours(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if "exchanges" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    store = S3Store(replace(server.place, timeout=17))  # nobody else's thread
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="no thread could be started"):
+                store.get("key")
+    assert store.get("key") == b"content"
+
+
+def test_an_event_loop_that_may_open_no_file_says_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", refuse)
+    with pytest.raises(StoreConnectionError, match="open no more files"):
+        DirectS3(replace(server.place, timeout=18)).get("key")  # nobody else's thread
 
 
 def test_a_small_put_has_time_for_its_way() -> None:
@@ -642,7 +842,7 @@ def test_connections_that_end_are_replaced_all(server: Server, closing: str) -> 
 
 def test_a_connect_that_hangs_keeps_nobody_waiting() -> None:
     """A kept connection ends when it is used again, while another one never comes to stand."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     full: list[socket.socket] = []
     kept: list[socket.socket] = []
 

@@ -10,6 +10,8 @@ import re
 import resource
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +29,9 @@ from storage_loader.errors import (
     PermissionDeniedError,
     StoreError,
     StoreFullError,
+    StoreTimeoutError,
 )
-from storage_loader.store import FolderStore
+from storage_loader.store import FolderStore, lock
 
 FORK = multiprocessing.get_context("fork")
 LARGE = 5 * 2**20 + 123  # written past the page cache where its memory is aligned
@@ -354,6 +357,76 @@ def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     assert keys_of(store) == ["a/first", "a/second"]
+
+
+HELD = """
+import fcntl, os, pathlib, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+child = os.fork() if sys.argv[2] == "forked" else -1
+if child:
+    print(child, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def held(store: FolderStore) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a process that holds the lock."""
+    store.root.mkdir()
+    started = []
+
+    def start(how: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", HELD, str(store.root / ".tmp-lock"), how]
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_lock_ends_with_a_process_that_is_killed_and_its_child_lives_on(
+    store: FolderStore, held: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    process = held("forked")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        store.put("a/key", b"x", create=True)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_lock_that_is_never_released_is_an_error_and_said_before(
+    store: FolderStore,
+    held: Callable[[str], subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(lock, "_LONG", 0.05)
+    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+    process = held("alone")
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(2):
+        with pytest.raises(
+            StoreTimeoutError, match=r"\.tmp-lock: another process has had this lock"
+        ):
+            store.put("a/key", b"x", create=True)
+    assert (
+        caplog.messages
+        == [f"{store.root}/.tmp-lock: another process has this lock; it is waited for"] * 2
+    )
+    process.kill()
+    process.wait()
+    store.put("a/key", b"x", create=True)
+    assert keys_of(store) == ["a/key"]
 
 
 @pytest.mark.usefixtures("no_links")

@@ -31,7 +31,7 @@ from storage_loader.store import Store, open_store
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
 from storage_loader.store.s3_place import S3Place
-from tests.support.answers import OBJECT, Answer, Answers, error
+from tests.support.answers import OBJECT, Answer, Answers, error, head_of
 from tests.support.places import CLIENTS, s3_place
 from tests.support.s3 import S3Server, remove_bucket
 
@@ -335,7 +335,7 @@ def test_an_answer_whose_head_is_cut_short_is_a_broken_connection(
                 except OSError:  # the test is over
                     return
                 with connection, connection.makefile("rb") as request:
-                    lines = list(iter(request.readline, b"\r\n"))
+                    lines = head_of(request)
                     sent = [line for line in lines if line.lower().startswith(b"content-length")]
                     request.read(int(sent[0].split(b":")[1]) if sent else 0)
                     connection.sendall(answer[:end])

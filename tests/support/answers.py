@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import BinaryIO
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ class Answers:
         """One after the other; the last one for ever."""
         queue = list(answers)
         self.answer = lambda request: queue.pop(0) if len(queue) > 1 else queue[0]
+
+
+def head_of(stream: BinaryIO) -> list[bytes]:
+    """The lines of a request's head; [] where the client has gone before its end."""
+    lines = []
+    while line := stream.readline():
+        if line == b"\r\n":
+            return lines
+        lines.append(line)
+    return []
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from storage_loader import DataConfig, DataLoader
 from tests.support.rows import ROW
+from tests.support.spawned import TORCH, imported_once
 
 COUNT = 103
 LIBRARY, MODULE = "accelerate", "tests.torch.accelerate_run"
@@ -57,8 +58,9 @@ def test_launch_on_cpus_starts_one_process(tmp_path: Path) -> None:
     script = tmp_path / "count.py"
     script.write_text("from accelerate import Accelerator\nprint(Accelerator().num_processes)\n")
     launcher = Path(sys.executable).with_name("accelerate")
-    command = [launcher, "launch", "--cpu", "--num_processes", "2", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    command = [sys.executable, launcher, "launch", "--cpu", "--num_processes", "2", script]
+    with imported_once(*TORCH, starts=True):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.split() == ["1"]
 
 

@@ -15,7 +15,7 @@ from ...process import cached_property
 from ...ranges import coalesce
 from ...schema import Region
 from ...store import Buffer
-from ..fill.parts import Array, void_items
+from ..fill.parts import LOOP_ROW, Array, void_items
 from ..fill.ready import Copies, Copy, Span, copier
 from ..order import Rows
 from .blocks import ObjectRows, needed_blocks
@@ -24,6 +24,7 @@ from .objects import Objects
 from .transfer import Extents, Holder
 from .work import Work
 
+_SPARE = 1 / 8  # of the bytes of rows: others that were received with them, and may stay, too
 _GAP = 4096  # bytes between two ranges that are not worth another request
 
 
@@ -51,12 +52,12 @@ class DirectReader:
             if reads and (
                 nbytes + read.nbytes > most or requests + len(read.requests) > most_requests
             ):
-                works.append(self._work(reads, copies, stop))
+                works.append(self._work(objects, reads, copies, stop))
                 reads, nbytes, requests = [], 0, 0
             reads.append(read)
             nbytes, requests = nbytes + read.nbytes, requests + len(read.requests)
         if reads:
-            works.append(self._work(reads, copies, stop))
+            works.append(self._work(objects, reads, copies, stop))
         return works
 
     def ends(self, group: ObjectRows, stop: threading.Event) -> dict[str, Span]:
@@ -103,9 +104,13 @@ class DirectReader:
         for start, end in pairwise([0, *cuts, len(group.rows)]):
             yield directory, group.some(slice(start, end))
 
-    def _work(self, reads: list[ReceivedObject], copies: Copies, stop: threading.Event) -> Work:
-        objects = self._objects.until(stop)
-
+    def _work(
+        self,
+        objects: Objects,
+        reads: list[ReceivedObject],
+        copies: Copies,
+        stop: threading.Event,
+    ) -> Work:
         def run() -> None:
             if stop.is_set():
                 return
@@ -146,7 +151,7 @@ class ReceivedObject(Holder):
         ranges = self.layout.block_ranges[self.blocks]
         if directory is None and objects.verify:
             ranges = np.concatenate([ranges, [self.layout.directory_range]])
-        self.requests = coalesce(ranges, gap=_GAP).requests
+        self.requests = coalesce(ranges, gap=_GAP)
         self.nbytes = sum(end - start for start, end in self.requests)
         self._extents = Extents([], [])
 
@@ -155,9 +160,13 @@ class ReceivedObject(Holder):
         self._extents = Extents([start for start, _ in self.requests], buffers)
 
     def copy(self, copies: Copies) -> None:
-        """Copy the rows, which are verified."""
+        """Copy the rows, which are verified; large ones stay where they were received."""
         places = self._group.places
-        with copies.part(places) as part:
+        received = {region.name for region in self._regions if self._stays(region)}
+        for region in self._regions:
+            if region.name in received:
+                self._refer(region, copies)
+        with copies.part(places, but=received) as part:
             for region in self._regions:
                 if region.name in part:
                     self.take(region, self.rows, part[region.name])
@@ -165,6 +174,26 @@ class ReceivedObject(Holder):
             if region.role == "values":
                 span = self._group.spans[region.attribute]
                 copies.put(region.attribute, places, span, self.copier(region.name))
+
+    def _stays(self, region: Region) -> bool:
+        """Whether to keep what was received costs no more memory than a copy, and saves time."""
+        return (
+            region.role == "rows"
+            and region.item_nbytes >= LOOP_ROW
+            and region.name not in self._small
+            and self.layout.columns[region.name].coded is None
+            and self.nbytes <= (1 + _SPARE) * self.result_nbytes
+        )
+
+    def _refer(self, region: Region, copies: Copies) -> None:
+        rows, places = self._group.rows, self._group.places
+        offset, nbytes = self.layout.columns[region.name].offset, region.item_nbytes
+        item = np.dtype(f"V{nbytes}")
+        cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(places) != 1)) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(rows)]):
+            first = offset + int(rows[start]) * nbytes
+            data = self._shown(first, first + (stop - start) * nbytes)
+            copies.refer(region.name, int(places[start]), np.frombuffer(data, item))
 
     def take(self, region: Region, rows: Rows, out: Array) -> None:
         if region.name in self._small:

@@ -284,7 +284,7 @@ class MappedObject(Holder):
         """Have the disk read long runs of blocks from end to end, before the map is touched."""
         if self.is_resident:
             return
-        for start, end in coalesce(self.layout.block_ranges[blocks]).requests:
+        for start, end in coalesce(self.layout.block_ranges[blocks]):
             # From the file's start on, if that is near: the kernel takes it for a long read sooner.
             start = 0 if start < self._objects.tuning.gap_nbytes else start  # noqa: PLW2901
             for _ in self._pieces(start, end):
@@ -315,8 +315,8 @@ class MappedObject(Holder):
         ranges = self.layout.block_ranges[blocks]
         if with_table:
             ranges = np.concatenate([ranges, [self.layout.directory_range]])
-        wanted = coalesce(ranges).requests
-        requests = coalesce(wanted, gap=spare_gap(wanted, tuning.gap_nbytes)).requests
+        wanted = coalesce(ranges)
+        requests = coalesce(wanted, gap=spare_gap(wanted, tuning.gap_nbytes))
         short = [r for r in requests if r[1] - r[0] <= tuning.stream_nbytes]
         objects = self._objects.until(stop)
         if self._directory is not None and not self._file.has_table:

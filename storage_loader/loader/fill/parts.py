@@ -26,7 +26,7 @@ from ..order import Rows
 
 Array = npt.NDArray[Any]
 
-_LOOP_ROW = 16_384  # bytes from which a loop over rows fills given memory at 0.8 and more of that
+LOOP_ROW = 16_384  # bytes from which a loop over rows fills given memory at 0.8 and more of that
 _PIECE_NBYTES = 2**18  # smaller rows are copied twice there: in the processor's cache that is free
 _HUGE_ROW = 2**20  # bytes from which a loop over rows costs nothing
 _FREE_ITEMS = 501  # numpy lets go of the GIL from so many on (NPY_BEGIN_THREADS_THRESHOLDED)
@@ -122,7 +122,7 @@ class Parts:
         out = out.reshape(-1).view(np.uint8)
         if self._memory is None:
             self._copy_each(rows, out)
-        elif nbytes < _LOOP_ROW:
+        elif nbytes < LOOP_ROW:
             items = out.view(self._memory.dtype)
             count = max(1, _PIECE_NBYTES // nbytes)
             for start in range(0, len(rows), count):

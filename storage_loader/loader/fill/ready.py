@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class Copies:
             for a in schema
             if a.row_nbytes and not a.is_variable
         }
+        self._referred: dict[str, list[tuple[int, Array]]] = {name: [] for name in self._arrays}
         self._values = {
             name: empty(name, int(stops[-1]) * schema[name].item_nbytes)
             for name, stops in self._stops.items()
@@ -57,16 +59,27 @@ class Copies:
         }
 
     @contextmanager
-    def part(self, places: Rows) -> Iterator[dict[str, Array]]:
-        """By attribute of fixed size, what the rows at these places, which ascend, go to."""
+    def part(self, places: Rows, but: Container[str] = ()) -> Iterator[dict[str, Array]]:
+        """By attribute of fixed size, what the rows at these places, which ascend, go to.
+
+        `but`: attributes that are left out.
+        """
+        arrays = {name: array for name, array in self._arrays.items() if name not in but}
         first, count = int(places[0]), len(places)
         if places[-1] - first == count - 1:
-            yield {name: array[first : first + count] for name, array in self._arrays.items()}
+            yield {name: array[first : first + count] for name, array in arrays.items()}
             return
-        scattered = {name: np.empty(count, array.dtype) for name, array in self._arrays.items()}
+        scattered = {name: np.empty(count, array.dtype) for name, array in arrays.items()}
         yield scattered
         for name, rows in scattered.items():
-            self._arrays[name][places] = rows
+            arrays[name][places] = rows
+
+    def refer(self, name: str, place: int, array: Array) -> None:
+        """Have rows of a fixed size, of void items, in the memory where they lie, not copied.
+
+        They are those from this place on, and in no `part`.
+        """
+        self._referred[name].append((place, array))
 
     def put(self, name: str, places: Rows, span: Span, copy: Copy) -> None:
         """Copy the items of rows of one attribute, at least one row.
@@ -88,14 +101,28 @@ class Copies:
         """All rows, once they are copied."""
         first = np.zeros(1, np.int64)
         parts: dict[str, Parts | RaggedParts] = {
-            name: Parts(self._schema[name].regions[0], first, [array], frees_gil=True)
-            for name, array in self._arrays.items()
-            if len(array)
+            name: self._fixed(name, array) for name, array in self._arrays.items() if len(array)
         }
         for name, values in self._values.items():
             ends = self._stops[name].view("V8")
             parts[name] = RaggedParts(self._schema[name], first, [ends], [values])
         return Ready(parts, self._numbers)
+
+    def _fixed(self, name: str, array: Array) -> Parts:
+        """Rows as they were copied, with those between them that lie elsewhere."""
+        firsts, arrays, end = [], [], 0
+        for place, referred in sorted(self._referred[name], key=itemgetter(0)):
+            if end < place:
+                firsts.append(end)
+                arrays.append(array[end:place])
+            firsts.append(place)
+            arrays.append(referred)
+            end = place + len(referred)
+        if end < len(array):
+            firsts.append(end)
+            arrays.append(array[end:])
+        region = self._schema[name].regions[0]
+        return Parts(region, np.array(firsts, np.int64), arrays, frees_gil=True)
 
 
 @dataclass(frozen=True)

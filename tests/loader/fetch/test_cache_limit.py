@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -56,6 +57,11 @@ def sizes(the_config: DataConfig) -> dict[str, int]:
     }
 
 
+@functools.cache
+def without_cache(the_config: DataConfig, **how: Any) -> list[int]:
+    return numbers_in(DataLoader(the_config, index=True, **how), LARGE)
+
+
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 @pytest.mark.parametrize("batch_size", [3, 150])
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_the_rows_are_the_same_and_the_limit_is_kept(
         "batch_size": batch_size, "shuffle": shuffle, "seed": 2, "block": 14, "window": 100,
         "epochs": 2,
     }  # fmt: skip
-    expected = numbers_in(DataLoader(several, index=True, **how), LARGE)
+    expected = without_cache(several, **how)
     assert sorted(expected) == sorted([*range(ROWS), *range(ROWS)])
     limit = sizes(several)[size]
     with never_above(monkeypatch, cache_dir, limit):

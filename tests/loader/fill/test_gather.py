@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Sequence
@@ -279,6 +280,39 @@ def test_copies_hold_the_rows_they_were_made_for_and_no_others(nbytes: int) -> N
             rows = np.resize([*here, wrong], (1, 5 * several))
             with pytest.raises(AssertionError, match="are not here"):
                 in_new_arrays(schema, ready, rows)
+
+
+@given(
+    nbytes=st.sampled_from([1, 72, 1024, 40_000]),
+    lies=st.lists(
+        st.sampled_from(["copied", "alone", "with the one before"]), min_size=1, max_size=9
+    ),
+    drawn=st.randoms(use_true_random=False),
+)
+def test_rows_that_stay_where_they_lie_and_copies_are_all_there(
+    nbytes: int, lies: list[str], drawn: random.Random
+) -> None:
+    attribute = Attribute("a", "uint8", (nbytes,))
+    schema = Schema((attribute,))
+    numbers = np.arange(len(lies)) * 3
+    whole = make(numbers, list(schema))[attribute.name].reshape(-1).view(f"V{nbytes}")
+    copies = Copies(schema, numbers)
+    copied = [i for i, how in enumerate(lies) if how == "copied"]
+    stays: list[tuple[int, int]] = []  # rows that lie together, from, to
+    for i, how in enumerate(lies):
+        if how == "joined" and stays and stays[-1][1] == i:
+            stays[-1] = stays[-1][0], i + 1
+        elif how != "copied":
+            stays.append((i, i + 1))
+    drawn.shuffle(stays)
+    for start, stop in stays:
+        copies.refer(attribute.name, start, whole[start:stop].copy())
+    if copied:
+        with copies.part(np.array(copied), but={attribute.name}) as part:
+            assert not part
+        with copies.part(np.array(copied)) as part:
+            part[attribute.name][:] = whole[copied]
+    check(schema, copies.ready(), np.array([drawn.choices([*numbers, -1], k=30)]))
 
 
 def test_batches_own_their_memory() -> None:
