@@ -109,8 +109,7 @@ def folders_in(root: Path, parts: Sequence[str]) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:
-        with os.scandir(here) as found:
-            return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        return [e.name for e in _entries(here) if e.is_dir(follow_symlinks=False)]
     finally:
         os.close(here)
 
@@ -174,8 +173,7 @@ class _Position:
 
     def entries(self) -> list[os.DirEntry[str]]:
         """What lies here."""
-        with os.scandir(self._here) as found:
-            return list(found)
+        return _entries(self._here)
 
     def down(self, name: str) -> bool:
         """Go into a folder; False where there is none any more."""
@@ -205,6 +203,12 @@ class _Position:
 
     def close(self) -> None:
         os.close(self._here)
+
+
+def _entries(here: int) -> list[os.DirEntry[str]]:
+    # All in one step of the interpreter: a Ctrl-C between `scandir` and a `with` would leave the
+    # iterator open, which warns.
+    return list(itertools.chain.from_iterable(map(os.scandir, [here])))
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

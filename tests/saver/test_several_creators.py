@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,28 +37,48 @@ def rows(width: int) -> dict[str, Any]:
 
 
 class Racing(ForwardingStore):
-    """Whether a key exists is asked first, and answers take a moment each way."""
+    """Whether a key exists is asked first, and answers take a moment each way.
+
+    Longer than from the question to the put: a get waits for creators that have asked, so that
+    none is late, however busy the machine is.
+    """
 
     chance = random.Random(0)
+    changed = threading.Condition()
+    creators = 0
 
     def _travel(self) -> None:
         time.sleep(self.chance.uniform(0.001, 0.004))
 
     def get(self, key: str, **options: Any) -> memoryview:
         self._travel()
+        with self.changed:
+            assert self.changed.wait_for(lambda: not Racing.creators, timeout=60)
         return super().get(key, **options)
 
     def put(self, key: str, data: Any, *, create: bool = False) -> None:
         self._travel()
-        if create:
-            try:
-                self.head(key)
-            except ObjectNotFoundError:
-                time.sleep(self.chance.uniform(0, 0.002))
-            else:
-                raise ObjectExistsError(key)
-        super().put(key, data)
+        with self._creating():
+            if create:
+                try:
+                    self.head(key)
+                except ObjectNotFoundError:
+                    time.sleep(self.chance.uniform(0, 0.002))
+                else:
+                    raise ObjectExistsError(key)
+            super().put(key, data)
         self._travel()
+
+    @contextlib.contextmanager
+    def _creating(self) -> Iterator[None]:
+        with self.changed:
+            Racing.creators += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                Racing.creators -= 1
+                self.changed.notify_all()
 
 
 def test_of_savers_with_several_schemas_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
