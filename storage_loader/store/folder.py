@@ -169,10 +169,12 @@ class FolderStore(Store):
             here, descriptor = self._created(folders, temporary)
             try:
                 try:
-                    with open(descriptor, "wb", buffering=0):
+                    try:
                         rest = _write_direct(descriptor, read_only(data))
                         _write_all(descriptor, rest)
                         os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)
                     self._publish(here, temporary, name, create=create)
                 finally:
                     with contextlib.suppress(FileNotFoundError):
