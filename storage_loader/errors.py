@@ -69,6 +69,10 @@ class ChecksumError(FormatError):
     """Stored bytes differ from the checksum that their commit recorded."""
 
 
+class ThreadError(StorageLoaderError, RuntimeError):
+    """The system starts no more threads for this user or container."""
+
+
 class SaverError(StorageLoaderError, RuntimeError):
     """A saver cannot go on: closed, failed, aborted, or used in another process."""
 

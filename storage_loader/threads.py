@@ -6,23 +6,54 @@ server that stays silent would keep the process until its requests time out.
 
 from __future__ import annotations
 
-import logging
+import _thread
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+
+from .errors import ThreadError
+from .sync import Future, Semaphore
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_log = logging.getLogger(__name__)
-
 LEFT = 1.0  # seconds that those who give up wait for requests under way
 
 _Task = tuple[Future[Any], Callable[[], Any]]
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread; after Ctrl-C it may start all the same. `ThreadError` where it cannot.
+
+    `Thread.start` is not whole after Ctrl-C, and the thread may wait for ever: in the main thread
+    another one calls it.
+    """
+    started: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            thread.start()
+        except BaseException as error:  # raised below
+            started.put(error)
+        else:
+            started.put(None)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            _thread.start_new_thread(run, ())
+        else:
+            run()
+        error = started.get()
+        if error is not None:
+            raise error
+    except RuntimeError as error:
+        raise ThreadError(
+            "no thread could be started; this user or container may have no more of them "
+            "(ulimit -u), or no memory for one"
+        ) from error
 
 
 class Threads:
@@ -32,7 +63,7 @@ class Threads:
         self._most = most
         self._name = name
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._idle = Semaphore()
         self._started: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._is_over = False
@@ -56,7 +87,7 @@ class Threads:
         )
         try:
             self._started.append(thread)
-            thread.start()
+            start(thread)
         except BaseException:  # Ctrl-C: the next call starts another one
             self._started.remove(thread)
             raise
@@ -87,27 +118,17 @@ class Threads:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def _work(tasks: SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
+def _work(tasks: SimpleQueue[_Task | None], idle: Semaphore) -> None:
     while (task := tasks.get()) is not None:
         future, call = task
-        if future.set_running_or_notify_cancel():
+        if future.begin():
             try:
                 result = call()
             except BaseException as error:  # whoever waits gets it
-                _settle(future.set_exception, error)
+                future.set_exception(error)
             else:
-                _settle(future.set_result, result)
+                future.set_result(result)
                 del result
         del task, future, call  # what they hold, before the next is waited for
         idle.release()
     tasks.put(None)  # for the next thread
-
-
-def _settle(how: Callable[[Any], None], value: Any) -> None:
-    """Say how a call ended, and be there for the next one."""
-    try:
-        how(value)
-    except RuntimeError as error:
-        # A wait that Ctrl-C ended at the wrong moment lets go of a lock that this thread holds:
-        # Python's conditions are not proof against it. Nobody waits there any more.
-        _log.debug("a thread of %s: %s", threading.current_thread().name, error)

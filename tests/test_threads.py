@@ -6,11 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 
 import pytest
 
+from storage_loader import save
+from storage_loader.errors import SaverError, ThreadError
 from storage_loader.threads import Threads
+from tests.support.anywhere import everywhere
+from tests.support.rows import config, make
 
 
 def test_results_come_in_order_from_no_more_threads_than_may_be() -> None:
@@ -26,26 +31,6 @@ def test_results_come_in_order_from_no_more_threads_than_may_be() -> None:
     threads = Threads(3, "some")
     assert list(threads.map(call, range(50))) == list(range(0, 100, 2))
     assert seen == {"some_0", "some_1", "some_2"}
-    threads.end()
-
-
-def test_a_thread_outlives_a_waiter_whose_lock_ctrl_c_has_broken() -> None:
-    """What `concurrent.futures.wait` leaves behind where Ctrl-C ends it at the wrong moment."""
-
-    class Broken:
-        def add_result(self, _: object) -> None:
-            raise RuntimeError("release unlocked lock")
-
-        add_exception = add_result
-
-    threads, go_on = Threads(1, "one"), threading.Event()
-    for call in (lambda: go_on.wait(20), lambda: go_on.wait(20) and 1 / 0):
-        go_on.clear()
-        future = threads.submit(call)
-        future._waiters.append(Broken())  # type: ignore[attr-defined]
-        go_on.set()
-        assert threads.submit(lambda: 7).result(20) == 7
-        assert future.done()
     threads.end()
 
 
@@ -101,6 +86,22 @@ def test_the_end_waits_no_longer_than_it_is_told() -> None:
     assert future.result(20)
 
 
+def test_ctrl_c_anywhere() -> None:
+    threads: list[Threads] = []
+
+    def call() -> None:
+        threads[:] = [Threads(1, "some")]
+        assert threads[0].submit(lambda: 7).result(20) == 7
+        assert list(threads[0].map(abs, [-1, -2])) == [1, 2]
+
+    def check() -> None:
+        for some in threads:
+            assert some.submit(lambda: 8).result(20) == 8
+            some.end()
+
+    everywhere(call, check)
+
+
 @pytest.mark.parametrize("starts", [False, True])
 def test_ctrl_c_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
     """Before or after it runs: another call is done all the same, and the end does not fail."""
@@ -118,6 +119,27 @@ def test_ctrl_c_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch, start
     monkeypatch.undo()
     assert threads.submit(lambda: 7).result(20) == 7
     threads.end()
+
+
+@pytest.mark.parametrize("what", ["save", "call"])
+def test_no_more_threads(
+    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls: dict[str, Callable[[], object]] = {
+        "save": lambda: save(config(memory), make(range(3))),
+        "call": lambda: Threads(1, "some").submit(int),
+    }
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises((SaverError, ThreadError), match="ulimit -u"),
+    ):
+        patch.setattr(threading.Thread, "start", refused)
+        calls[what]()
+    calls[what]()
 
 
 def test_one_that_was_never_started_is_not_waited_for() -> None:

@@ -7,7 +7,6 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar, cast
@@ -22,6 +21,7 @@ from ..keywords import checked_keywords, shown
 from ..layout import WORD_NBYTES, Column, ObjectLayout
 from ..schema import END, Schema
 from ..store import ObjectInfo, Store, xxh3
+from ..sync import Future
 from ..threads import LEFT, Threads
 from .bounds import Extreme, has_bounds
 from .catalog import Catalog

@@ -159,10 +159,9 @@ def _tried(point: Point, trial: Trial, before: Sequence[Check]) -> Found:
     if left <= 0:
         return untried("no time was left", _MORE)
     finding = trial.threads.submit(point.find, trial)
-    try:
-        error = finding.exception(left)  # `result` would raise a store's own TimeoutError alike
-    except NotDoneError:
+    if not finding.wait(left):
         return untried("it took longer than there was time", _MORE)
+    error = finding.exception()
     if isinstance(error, (StorageLoaderError, OSError)):
         return untried(str(error))
     return finding.result()

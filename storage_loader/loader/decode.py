@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransformError
 from ..keywords import brief, nearest, shown
 from ..schema import DTYPES, Schema
+from ..sync import Future
 from ..threads import Threads
 from .fill.parts import Array
 from .order import Rows

@@ -12,7 +12,6 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +24,7 @@ from ..ragged import Ragged
 from ..ranges import Range
 from ..schema import END, Attribute, Region, Schema
 from ..store import xxh3
+from ..sync import Future
 from ..threads import Threads
 from .batch import Rows
 from .buffer import write_directory
@@ -398,8 +398,8 @@ class _Blocks(_Gathered):
     def clear(self) -> None:
         used = [] if self._room is None else [self._room]
         for coding, room in self._being_coded:
-            if not coding.cancel():
-                wait([coding])  # it writes there
+            coding.cancel()
+            coding.wait()  # it writes there
             used.append(room)
         self._memory.give(used)
         self._room, self._filled, self.saved = None, 0, 0

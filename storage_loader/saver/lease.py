@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 
 from ..errors import StorageLoaderError
 from ..store import Store
+from ..threads import start
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Lease:
                 self._thread = threading.Thread(
                     target=self._keep, name="storage_loader-save-lease", daemon=True
                 )
-                self._thread.start()
+                start(self._thread)
 
     def release(self) -> None:
         """All objects belong to a commit."""

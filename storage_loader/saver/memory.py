@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-import threading
 
 import numpy as np
 
+from ..sync import Condition
 from .cast import Array
 
 
@@ -32,7 +32,7 @@ class Memory:
         self._most = most
         self._nbytes = 0
         self._used = 0
-        self._given = threading.Condition()
+        self._given = Condition()
 
     @property
     def nbytes(self) -> int:
@@ -45,11 +45,10 @@ class Memory:
         `held`: bytes that the caller holds already. If they are given and `most` does not suffice,
         it waits until others give back what they hold; the others must not wait in turn.
         """
-        with self._given:
-            if held is not None:
-                self._given.wait_for(
-                    lambda: self._used + nbytes <= self._most or self._used == held
-                )
+
+        def taken() -> Array | None:
+            if held is not None and self._used + nbytes > self._most and self._used != held:
+                return None
             free = self._free.setdefault(nbytes, [])
             if free:
                 array = free.pop()
@@ -58,16 +57,18 @@ class Memory:
                 self._nbytes += nbytes
                 self._drop()
             self._used += nbytes
-        return array
+            return array
+
+        return self._given.when(taken)
 
     def give(self, arrays: list[Array]) -> None:
         """Whole arrays that nobody uses any more."""
-        with self._given:
+        with self._given.lock:
             for array in arrays:
                 self._free[len(array)].append(array)
                 self._used -= len(array)
             self._drop()
-            self._given.notify()
+            self._given.notify_all()
 
     def _drop(self) -> None:
         """Free what is too much, with the lock held: large ones first, they are used least."""

@@ -11,7 +11,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
 from datetime import timedelta
 from functools import partial
 from time import monotonic
@@ -302,11 +301,11 @@ class DataSaver:
     def _abort_soon(self) -> None:
         """The same for Ctrl-C: it waits for no server, which removes what it can meanwhile."""
         aborting = Threads(1, "storage_loader-abort").submit(lambda: self._abort(seconds=LEFT))
-        done, _ = wait([aborting], timeout=1.5 * LEFT)
+        is_done = aborting.wait(1.5 * LEFT)
         self._state = "aborted"
         self._finalizer.detach()
-        for one in done:
-            one.result()
+        if is_done:
+            aborting.result()
 
     def _abort(self, *, seconds: float | None = None) -> None:
         if self._state in ("closed", "aborted") or self._rows.pid != os.getpid():

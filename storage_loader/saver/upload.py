@@ -6,11 +6,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 
 from ..catalog import StoredObject
 from ..errors import ObjectNotFoundError, SaverError
 from ..store import Store, xxh3
+from ..sync import Future, wait
 from ..text import printable
 from ..threads import Threads
 from .buffer import Buffer
@@ -47,7 +47,7 @@ class Uploads:
         self._buffer = buffer
         self._unmade = num_threads + 1
         self._threads = Threads(self._unmade, "storage_loader-save")
-        self._puts = threading.Semaphore(num_threads)
+        self._puts = threading.Semaphore(num_threads)  # of these threads alone
         self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         self._pending: list[Future[StoredObject | None]] = []
         self._num_named = 0
@@ -116,7 +116,7 @@ class Uploads:
 
         Looks whether they are all there: a commit must not name what someone has deleted.
         """
-        if wait(self._pending, timeout=_LONG).not_done:
+        if not wait(self._pending, _LONG):
             self._log_wait("its uploads")
         for future in self._pending:
             future.exception()
@@ -162,7 +162,7 @@ class Uploads:
         self.lease.end(seconds=seconds)
         keys = []
         for future in self._pending:
-            if future.done() and not future.cancelled() and future.exception() is None:
+            if future.done() and future.exception() is None:
                 stored = future.result()
                 keys += [f"{self._prefix}/{stored.key}"] if stored else []
         self._pending.clear()

@@ -29,11 +29,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..errors import StoreError
+from ..errors import StoreError, ThreadError
+from ..interruptible import interruptible
 from ..ranges import Range
+from ..threads import start
 from .certificates import named_file, shared_context
 from .guarded_http import REFUSAL, SLOWEST
-from .interruptible import interruptible
 
 _MOST = 320  # connections of one process to a server ...
 _FILES_SHARE = 3  # ... or so small a part of the files that it may open: others need some, too
@@ -428,15 +429,11 @@ class _Arrivals:
             if self._loop is None:
                 loop = asyncio.SelectorEventLoop()
                 try:
-                    threading.Thread(
-                        target=_run, args=(loop,), name="storage_loader-s3-exchanges", daemon=True
-                    ).start()
-                except RuntimeError as error:
+                    name = "storage_loader-s3-exchanges"
+                    start(threading.Thread(target=_run, args=(loop,), name=name, daemon=True))
+                except ThreadError as error:
                     loop.close()
-                    raise StoreError(
-                        "no thread could be started that talks to the S3 server; this user or "
-                        "container may have no more of them (ulimit -u), or no memory for one"
-                    ) from error
+                    raise StoreError(f"to talk to the S3 server {error}") from error
                 self._loop = loop
 
     def end(self) -> None:

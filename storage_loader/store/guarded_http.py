@@ -27,8 +27,8 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers, wait_for_read
 
+from ..interruptible import interruptible
 from .certificates import named_file, shared_context
-from .interruptible import interruptible
 
 SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as good as none
 

@@ -19,9 +19,11 @@ PACKAGE = "storage_loader"
 # A unit is a module or package right below storage_loader. It imports itself and lower layers.
 LAYERS = {
     "text": 0,
+    "sync": 0,
     "errors": 0.1,
     "codecs": 1.05,
     "credentials": 1,
+    "interruptible": 1.1,
     "keywords": 1,
     "process": 1,
     "ranges": 1,

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,7 +372,7 @@ def test_who_fills_waits_for_memory_that_others_are_about_to_give_back() -> None
     held = filling.take(40)
     taking = Threads(1, "taking").submit(filling.take, 40)
     more = finishing.take(80)  # it waits for nobody
-    assert not wait([taking], timeout=0.1).done
+    assert not taking.wait(0.1)
     finishing.give([lent, more])
     held_too = taking.result(timeout=10)
     assert len(filling.take(200)) == 200  # nobody else has any

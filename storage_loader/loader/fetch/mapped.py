@@ -14,6 +14,7 @@ from ...process import cached_property
 from ...ranges import Range, coalesce
 from ...schema import END, Attribute, Region
 from ...store import Buffer, mapped_identity
+from ...sync import Condition
 from ..fill.parts import Array, void_items
 from ..fill.ragged import check_ends, one_value
 from ..order import Rows
@@ -57,7 +58,7 @@ class MappedObject(Holder):
         else:
             self.verified = file.verified
         self._busy = np.zeros(num_blocks, bool)  # blocks that a thread fetches or verifies
-        self._changed = threading.Condition()
+        self._changed = Condition()
         # By region that has bytes and is not compressed, a void item for each item.
         self.columns: dict[str, Array] = {}
         for region in objects.regions:
@@ -240,18 +241,24 @@ class MappedObject(Holder):
             work.run()
 
     def _ensure(self, needed: Blocks, stop: threading.Event) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._busy & needed).any())
-            todo = needed & ~self.verified
+        todo = np.zeros_like(needed)
+
+        def is_claimed() -> bool | None:
+            if (self._busy & needed).any():
+                return None
+            todo[:] = needed & ~self.verified
             self._busy |= todo
-        try:
+            return True
+
+        try:  # from before the claim on: Ctrl-C may come right after it
+            self._changed.when(is_claimed)
             if todo.any() and not stop.is_set():
                 self._have(np.flatnonzero(todo), stop)
                 if not stop.is_set():
-                    with self._changed:
+                    with self._changed.lock:
                         self.verified |= todo
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._busy &= ~todo
                 self._changed.notify_all()
 

@@ -7,10 +7,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from queue import SimpleQueue
 from typing import Generic, TypeVar
+
+from ...sync import Future, Semaphore
+from ...threads import start
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -69,7 +71,7 @@ class Ahead(Generic[S, T]):
         self._make = make
         self._stop = stop or threading.Event()
         self._threads = min(threads, _AHEAD + 1, os.cpu_count() or 1)
-        self._slots = threading.Semaphore(_AHEAD)
+        self._slots = Semaphore(_AHEAD)
         self._turn = threading.Lock()
         self._is_over = False
         self._begun: SimpleQueue[Future[T] | None] = SimpleQueue()
@@ -87,7 +89,7 @@ class Ahead(Generic[S, T]):
             for number in range(self._threads):
                 name = f"storage_loader-ahead-{number}"
                 threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-                threads[-1].start()
+                start(threads[-1])
             while (future := self._begun.get()) is not None:
                 self._slots.release()
                 yield future.result()
@@ -129,9 +131,7 @@ class Ahead(Generic[S, T]):
             return item, future
 
 
-def _end(
-    stop: threading.Event, slots: threading.Semaphore, threads: Sequence[threading.Thread]
-) -> None:
+def _end(stop: threading.Event, slots: Semaphore, threads: Sequence[threading.Thread]) -> None:
     stop.set()
     slots.release(_AHEAD + 1)
     for thread in threads:

@@ -6,11 +6,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, TimeoutError
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from ...threads import LEFT, Threads
+from ...sync import Condition, Future, Semaphore
+from ...threads import LEFT, Threads, start
 from ..fetch.work import Preparation, Prepare
 from ..tuning import TUNING
 
@@ -38,9 +38,7 @@ class _Begun(Generic[T]):
             self._log_wait()
             self.is_admitted.wait()
         for future in self.futures:
-            try:
-                future.exception(_LONG)
-            except TimeoutError:
+            if not future.wait(_LONG):
                 self._log_wait()
             future.result()
 
@@ -61,32 +59,31 @@ class _Budget:
 
     def __init__(self, nbytes: int) -> None:
         self._free = self._nbytes = nbytes
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def take(self, nbytes: int, begun: _Begun[T], stop: threading.Event) -> None:
         """Wait for room for a work of `begun`, until `stop` is set."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    stop.is_set()
-                    or begun.is_wanted
-                    or self._free >= nbytes
-                    or self._free == self._nbytes
-                )
-            )
-            if not begun.is_wanted:
-                self._free -= nbytes
-                begun.taken += nbytes
+
+        def is_admitted() -> bool | None:
+            if begun.is_wanted or stop.is_set():
+                return True
+            if nbytes > self._free < self._nbytes:
+                return None
+            self._free -= nbytes
+            begun.taken += nbytes
+            return True
+
+        self._changed.when(is_admitted)
 
     def want(self, begun: _Begun[T]) -> None:
         """The consumer waits for this: it is no longer ahead of use."""
-        with self._changed:
+        with self._changed.lock:
             begun.is_wanted = True
             self._free += begun.taken
             self._changed.notify_all()
 
     def wake(self) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._changed.notify_all()
 
 
@@ -117,7 +114,7 @@ class Pipeline(Generic[T]):
         self._preparations = preparations
         self._budget = _Budget(nbytes)
         self._is_first_ready = threading.Event()
-        self._slots = threading.Semaphore(ahead)
+        self._slots = Semaphore(ahead)
         self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
         self._error: BaseException | None = None  # of planning
         name = "storage_loader-fetch"
@@ -138,8 +135,8 @@ class Pipeline(Generic[T]):
             self._planner,
         )
         end = weakref.finalize(self, _end, *ending)
-        self._planner.start()
         try:
+            start(self._planner)
             while (begun := self._begun.get()) is not None:
                 self._budget.want(begun)
                 self._slots.release()
@@ -184,7 +181,7 @@ def _end(
     stop: threading.Event,
     is_first_ready: threading.Event,
     budget: _Budget,
-    slots: threading.Semaphore,
+    slots: Semaphore,
     pools: Sequence[Threads],
     planner: threading.Thread,
 ) -> None:
@@ -194,6 +191,7 @@ def _end(
     slots.release()
     for pool in pools:
         pool.end(seconds=0)
-    planner.join(LEFT)
+    if planner.ident is not None:  # Ctrl-C may have come before it was started
+        planner.join(LEFT)
     for pool in pools:
         pool.end(seconds=LEFT / len(pools))

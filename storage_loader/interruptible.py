@@ -12,11 +12,16 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from .threads import start
+
 T = TypeVar("T")
 
 
 def interruptible(call: Callable[[], T]) -> T:
-    """What `call` gives or raises. In the main thread Ctrl-C ends the wait, and not the call."""
+    """What `call` gives or raises. In the main thread Ctrl-C ends the wait, and not the call.
+
+    `ThreadError` where there is no thread for it.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     try:
@@ -44,7 +49,7 @@ class _Helper:
     def __init__(self) -> None:
         self.tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self.results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._run, name="storage_loader-s3", daemon=True).start()
+        start(threading.Thread(target=self._run, name="storage_loader-call", daemon=True))
 
     def _run(self) -> None:
         while (call := self.tasks.get()) is not None:
