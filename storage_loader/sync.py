@@ -115,6 +115,42 @@ class Semaphore:
             self._free.put(None)
 
 
+class Event(threading.Event):
+    """A `threading.Event` that is set once and for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._waiting: list[SimpleQueue[None]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        _tell(self._waiting)
+
+    def clear(self) -> None:
+        """Not to be had."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float | None = None) -> bool:
+        told: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(told)
+        try:
+            if not self._is_set:  # after it waits: who sets it sees one of both
+                told.get(timeout=None if timeout is None else max(0.0, timeout))
+        except Empty:
+            pass
+        finally:
+            self._waiting.remove(told)
+        return self._is_set
+
+
+def _tell(waiting: list[SimpleQueue[None]]) -> None:
+    deque(map(SimpleQueue.put, waiting, repeat(None)), maxlen=0)  # one call: all or none
+
+
 class Condition:
     """A lock, and a way to wait for a change of what it protects."""
 
@@ -137,5 +173,5 @@ class Condition:
 
     def notify_all(self) -> None:
         """Tell those who wait that something has changed, with the lock held."""
-        deque(map(SimpleQueue.put, self._waiting, repeat(None)), maxlen=0)  # one call: all or none
+        _tell(self._waiting)
         self._waiting.clear()

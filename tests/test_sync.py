@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from storage_loader.sync import Condition, Future, Semaphore, wait
+from storage_loader.sync import Condition, Event, Future, Semaphore, wait
 from tests.support.anywhere import everywhere
 
 
@@ -93,6 +93,42 @@ def test_a_condition_wakes_all_whose_turn_it_is() -> None:
             thread.join(20)
         assert seen == expected
     assert condition.when(lambda: 0) == 0
+
+
+def test_an_event_wakes_all() -> None:
+    event = Event()
+    assert not event.is_set()
+    for seconds in (0, -1, 0.01):
+        assert not event.wait(seconds)
+    woken: list[bool] = []
+    threads = [threading.Thread(target=lambda: woken.append(event.wait())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert not woken
+    event.set()
+    event.set()
+    for thread in threads:
+        thread.join(20)
+    assert woken == [True] * 3
+    assert event.wait()
+    with pytest.raises(NotImplementedError):
+        event.clear()
+
+
+def test_ctrl_c_anywhere_in_an_event() -> None:
+    events: list[Event] = []
+
+    def call() -> None:
+        events[:] = [Event()]
+        events[0].wait(0)
+        events[0].set()
+
+    def check() -> None:
+        for event in events:
+            event.set()
+            assert event.wait(20)
+
+    everywhere(call, check)
 
 
 def test_ctrl_c_anywhere_in_a_wait_for_a_future() -> None:

@@ -21,7 +21,7 @@ from ..keywords import checked_keywords, shown
 from ..layout import WORD_NBYTES, Column, ObjectLayout
 from ..schema import END, Schema
 from ..store import ObjectInfo, Store, xxh3
-from ..sync import Future
+from ..sync import Event, Future
 from ..threads import LEFT, Threads
 from .bounds import Extreme, has_bounds
 from .catalog import Catalog
@@ -226,7 +226,7 @@ def _in_threads(
     The event is set when nobody waits for the results any more.
     """
     rest = iter(items)
-    stop = threading.Event()
+    stop = Event()
     pool = Threads(num_threads, "storage_loader-verify")
     begun: deque[tuple[T, Future[R]]] = deque()
     try:

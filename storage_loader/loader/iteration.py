@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..process import PerProcess
+from ..sync import Event
 from .decode import Each, InThreads
 from .feed import Ring
 from .fetch.engine import one_row
@@ -145,7 +146,7 @@ class Reader:
             made = read.number, read.rows, batch
             return made, ready, gathered if transforms else float("inf")
 
-        stop = threading.Event()
+        stop = Event()
         with closing(self._due(epoch, stop)) as due:
             moments = Meter(meter.clock)  # of what is read, perhaps ahead of what is given
             reads = (
@@ -187,7 +188,7 @@ class Reader:
 
     def _from_workers(self, epoch: Epoch, meter: Meter) -> Generator[Made, None, None]:
         job = Job(partial(_make, self.view, self.settings), self.view._feed.reduce)
-        with closing(self._due(epoch, threading.Event())) as chunks:
+        with closing(self._due(epoch, Event())) as chunks:
             meter.gathered = 0.0  # in the workers
             due = _stamped(chunks, meter)
             singles = (chunk.one(i) for chunk in due for i in range(len(chunk.rows)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..catalog import StoredObject
 from ..errors import ObjectNotFoundError, SaverError
 from ..store import Store, xxh3
-from ..sync import Future, wait
+from ..sync import Event, Future, wait
 from ..text import printable
 from ..threads import Threads
 from .buffer import Buffer
@@ -40,7 +40,7 @@ class Uploads:
         buffer: Callable[[], Buffer],
         num_threads: int,
     ) -> None:
-        self._ended = threading.Event()
+        self._ended = Event()
         self._store = store.until(self._ended)
         self._prefix = prefix
         self._names = names  # of its objects begin so: "objects/<writer>/<attempt>"

@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 
 from ..errors import ObjectNotFoundError, ObjectShortError, ObjectTooLargeError, StoreError
 from ..ranges import Range
+from ..sync import Event
 
 STREAM_CHUNK = 2**19  # hashed and written while received; 2**18 are 0.95 of this
 
@@ -24,7 +25,7 @@ Buffers = list[memoryview]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-_OVER = threading.Event()
+_OVER = Event()
 _OVER.set()
 
 

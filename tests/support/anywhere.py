@@ -10,6 +10,7 @@ import contextlib
 import dis
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import CodeType, FrameType
@@ -50,7 +51,7 @@ class Moments:
         if event == "opcode" and frame.f_lasti in _moments(frame.f_code):
             self.passed += 1
             if self.passed == self.at + 1:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                self.where = "".join(traceback.format_stack(frame)[-4:])
                 raise KeyboardInterrupt
         return self._stepped
 

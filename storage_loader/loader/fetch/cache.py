@@ -17,6 +17,7 @@ from ...errors import ConfigError, LoaderError
 from ...keywords import shown
 from ...process import cached_property
 from ...store import Store, xxh3
+from ...sync import Event
 from ...text import printable
 from .cache_file import (
     FULL,
@@ -60,7 +61,7 @@ def count_anew(own: int, path: Path) -> None:
     """
     locks = lock_file(_USAGE, own)
     what = f"the count of the cache {path}"
-    with suppress(LockTimeoutError), locks.held(what, [_COUNTING], threading.Event(), PATIENCE):
+    with suppress(LockTimeoutError), locks.held(what, [_COUNTING], Event(), PATIENCE):
         usage = _Usage(locks, own)
         usage.count()
         usage.write()

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...process import cached_property
 from ...schema import Region, Schema
+from ...sync import Event
 from ...threads import Threads
 from ..fill.gather import Fillers, gathered
 from ..fill.memory import ReusedMemory
@@ -86,7 +87,7 @@ class Engine:
 
         `made_by`: see `gathered`.
         """
-        stop = threading.Event()
+        stop = Event()
         ready = self._done(self._prepared(rows, stop, None, self.tuning.read_nbytes, None), stop)
         [(batch, _)] = gathered(self._schema, ready, rows[None], made_by=made_by)
         return batch

@@ -14,12 +14,13 @@ from ...process import cached_property
 from ...ranges import Range
 from ...schema import Region, Schema
 from ...store import Buffer, Store
+from ...sync import Event
 from ..tuning import TUNING, Tuning
 
 T = TypeVar("T")
 Read = tuple[int, Sequence[Range]]  # an object, and ranges of its bytes
 
-NEVER = threading.Event()  # of what nobody gives up
+NEVER = Event()  # of what nobody gives up
 _LOST = (ObjectNotFoundError, ObjectShortError)
 
 

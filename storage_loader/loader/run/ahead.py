@@ -11,7 +11,7 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from ...sync import Future, Semaphore
+from ...sync import Event, Future, Semaphore
 from ...threads import start
 
 S = TypeVar("S")
@@ -69,7 +69,7 @@ class Ahead(Generic[S, T]):
         """
         self._items = items
         self._make = make
-        self._stop = stop or threading.Event()
+        self._stop = stop or Event()
         self._threads = min(threads, _AHEAD + 1, os.cpu_count() or 1)
         self._slots = Semaphore(_AHEAD)
         self._turn = threading.Lock()

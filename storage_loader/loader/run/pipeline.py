@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from ...sync import Condition, Future, Semaphore
+from ...sync import Condition, Event, Future, Semaphore
 from ...threads import LEFT, Threads, start
 from ..fetch.work import Preparation, Prepare
 from ..tuning import TUNING
@@ -29,7 +29,7 @@ class _Begun(Generic[T]):
         self.preparation = preparation
         self.futures: list[Future[None]] = []
         self.is_wanted = False  # the consumer waits for it
-        self.is_admitted = threading.Event()  # all its works are
+        self.is_admitted = Event()  # all its works are
         self.taken = 0  # bytes of the budget
 
     def wait(self) -> None:
@@ -110,10 +110,10 @@ class Pipeline(Generic[T]):
 
         Set `stop` from any thread to end the works early: results are then worth nothing.
         """
-        self.stop = stop or threading.Event()
+        self.stop = stop or Event()
         self._preparations = preparations
         self._budget = _Budget(nbytes)
-        self._is_first_ready = threading.Event()
+        self._is_first_ready = Event()
         self._slots = Semaphore(ahead)
         self._begun: SimpleQueue[_Begun[T] | None] = SimpleQueue()
         self._error: BaseException | None = None  # of planning
