@@ -60,25 +60,28 @@ class LockFile:
         Raises `LockTimeoutError` after `patience` (s). `what` is held, for the log.
         """
         numbers = {number for first, end in runs for number in range(first, end)}
+        claimed: set[int] = set()
         wait = _Wait(what, stop, patience)
-        if not wait.until(partial(self._claim, numbers), os.getpid):
-            yield False
-            return
-        try:
-            yield all(
+        firsts, lengths = [first for first, _ in runs], [end - first for first, end in runs]
+        unlock_all = map(partial(fcntl.lockf, self.descriptor, fcntl.LOCK_UN), lengths, firsts)
+        try:  # from before the claim on: Ctrl-C may come right after it
+            yield wait.until(partial(self._claim, numbers, claimed), os.getpid) and all(
                 wait.until(partial(self._lock, *run), partial(self._holder, *run)) for run in runs
             )
         finally:
-            for first, end in runs:
-                fcntl.lockf(self.descriptor, fcntl.LOCK_UN, end - first, first)
-            with self._changing:
-                self._held -= numbers
+            try:
+                if claimed:
+                    deque(unlock_all, maxlen=0)  # one call: all or none
+            finally:  # also where Ctrl-C comes just then
+                with self._changing:
+                    self._held -= claimed
 
-    def _claim(self, numbers: set[int]) -> bool:
-        """Keep out other threads."""
+    def _claim(self, numbers: set[int], claimed: set[int]) -> bool:
+        """Keep out other threads; `claimed` becomes `numbers` then."""
         with self._changing:
             is_free = self._held.isdisjoint(numbers)
             if is_free:
+                claimed |= numbers
                 self._held |= numbers
             return is_free
 

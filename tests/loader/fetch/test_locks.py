@@ -16,7 +16,8 @@ import pytest
 
 from storage_loader.loader.fetch.locks import LockFile, LockTimeoutError, lock_file
 from storage_loader.loader.fetch.private import open_private
-from tests.support.forked import forked
+from tests.support.anywhere import everywhere
+from tests.support.forked import forked, in_fork
 from tests.support.waiting import until
 
 NEVER = threading.Event()
@@ -223,3 +224,17 @@ def test_threads_and_processes_take_turns(tmp_path: Path) -> None:
     for process in processes:
         process.join(100)
     until(lambda: (tmp_path / "number").read_text() == "100")
+
+
+def test_ctrl_c_anywhere_leaves_nothing_held(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+
+    def hold() -> None:
+        with file.held("it", [(0, 2), (5, 6)], NEVER, 0) as is_held:
+            assert is_held
+
+    def check() -> None:
+        assert in_fork(lambda: is_free(file_in(tmp_path), (0, 6))) == "True"
+        assert is_free(file, (0, 6))
+
+    everywhere(hold, check)
