@@ -85,7 +85,7 @@ def _fresh(
                 data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             for start in range(0, data.nbytes, BLOCK):
                 xxhash.xxh3_64_intdigest(data[start : start + BLOCK])
-            arrays.append(np.frombuffer(data[column.offset : column.end], f"V{column.row_nbytes}"))
+            arrays.append(np.frombuffer(data[column.offset : column.end], f"V{column.item_nbytes}"))
         starts = np.cumsum([0, *map(len, arrays)])
         for start in range(0, num_rows, BATCH):
             chosen = order[start : start + BATCH]

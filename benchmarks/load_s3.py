@@ -151,9 +151,9 @@ def _by_index(setting: Setting, bucket: Bucket, config: DataConfig) -> Row:
         def get(row: int) -> None:
             index = int(np.searchsorted(snapshot.starts, row, "right")) - 1
             column = snapshot.objects[index].layout.columns["tile"]
-            start = column.offset + (row - int(snapshot.starts[index])) * column.row_nbytes
+            start = column.offset + (row - int(snapshot.starts[index])) * column.item_nbytes
             obstore.get_range(
-                bucket.client, snapshot.key(index), start=start, length=column.row_nbytes
+                bucket.client, snapshot.key(index), start=start, length=column.item_nbytes
             )
 
         def work() -> None:

@@ -16,17 +16,17 @@ from ..errors import ObjectNotFoundError, StoreError
 from ..process import cached_property
 from ..ranges import Range, are_apart
 from .base import WHOLE, Buffers, Errors, ObjectInfo, check_lengths, check_size, read_only
-from .exchanges import Exchange, Exchanges, Fate, exchanges
+from .exchange import Exchange, Fate
+from .exchanges import Exchanges, exchanges
 from .guarded_http import MOST, REFUSAL
-from .minio_s3 import MinioS3, code_of, time_or_never
-from .s3_place import THREADS, Failure, raise_mapped
+from .minio_s3 import MinioS3, time_or_never
+from .s3_place import THREADS, Failure, raise_mapped, raise_refused
 from .signature import Signer
 
 AT_ONCE = 10  # ranges of one object; 16 are no faster
 _TO_ASK = (Fate.UNASKED, Fate.STRANGE)  # again, by who reads all of HTTP
 _NOT_STORED = (400, 401, 403, 404, 409, 412)  # what was put is not there: put again to hear why
 _SIGNED = 60.0  # seconds in which requests for one object are signed once; S3 takes 15 minutes
-_SHOWN = 1000  # bytes of a refusal
 _SMALL = 2**16  # bytes of a body that is sent with its request's head
 
 
@@ -199,11 +199,7 @@ class DirectS3(MinioS3):
 
     def _raise(self, verb: str, key: str, exchange: Exchange) -> NoReturn:
         if exchange.status >= 300:
-            words = bytes(exchange.body)
-            failure = Failure(verb, key, code=code_of(words), status=exchange.status)
-            told = words[:_SHOWN].decode(errors="replace")
-            cause = RuntimeError(f"HTTP status {exchange.status}: {told}")
-            raise_mapped(self._shown, failure, cause)
+            raise_refused(self._shown, Failure(verb, key), exchange.status, bytes(exchange.body))
         is_late = exchange.fate is Fate.LATE
         is_unreached = exchange.fate is Fate.UNREACHED
         failure = Failure(

@@ -2,9 +2,6 @@
 
 Where each of 32 threads receives its own, Python's lock changes hands for every answer, and rows by
 index come at a sixth of the rate. asyncio receives into the memory in which a body stays.
-
-Only plain answers are taken: HTTP/1, a small head, and a body whose length stands in it. All else
-is `Fate.STRANGE`: who asked may ask again by a client that knows the whole of HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import resource
 import socket
 import ssl
@@ -21,20 +17,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from ..errors import StoreError, ThreadError
 from ..interruptible import interruptible
-from ..ranges import Range
 from ..threads import start
 from .certificates import named_file, shared_context
-from .guarded_http import REFUSAL, SLOWEST
+from .exchange import EMPTY, Exchange, Fate, Head, status_of
+from .guarded_http import SLOWEST
 
 _MOST = 320  # connections of one process to a server ...
 _FILES_SHARE = 3  # ... or so small a part of the files that it may open: others need some, too
@@ -44,90 +38,6 @@ _LOOK = 0.025  # seconds between looks for what is late, or shorter than was ask
 _WINDOW = 2**16  # bytes that TCP lets come before any are taken, at the least
 _ADDRESSES_KEPT = 30.0  # seconds, as a name server's answers of S3 are
 _PLACES = 8  # servers whose connections are kept
-
-_EMPTY = memoryview(b"")
-_FIRST_LINE = re.compile(rb"HTTP/1\.([01]) ([2-5][0-9]{2})(?=[ \r]|$)")
-_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|[*])")
-_UNUSUAL = {b"transfer-encoding", b"content-encoding", b"upgrade"}
-_COUNTING = {b"content-length", b"content-range", b"last-modified", b"connection", *_UNUSUAL}
-_NUMBER = re.compile(rb"[0-9]{1,18}")
-
-
-class Fate(Enum):
-    """What became of an exchange."""
-
-    UNASKED = "unasked"  # nothing was sent: no connection could be made, or another one failed
-    UNREACHED = "unreached"  # the same, since no connection stood in time
-    ANSWERED = "answered"  # plainly, be it by a refusal
-    TOO_LARGE = "too large"  # `nbytes` are more than the limit
-    LATE = "late"
-    CUT = "cut"  # the connection ended in the answer
-    STRANGE = "strange"  # no plain answer came
-
-
-@dataclass(eq=False, slots=True)
-class Exchange:
-    """A request, and what came of it."""
-
-    request: bytes  # all of it, and not much
-    limit: int  # bytes that the answer's body may have
-    range: Range | None = None  # that is asked for; None: all
-    fate: Fate = Fate.UNASKED
-    status: int = 0  # of HTTP; 0: none came
-    nbytes: int = 0  # of the answer's body, as its head says
-    modified: str = ""  # when, as the head says
-    body: memoryview = _EMPTY  # read-only
-    error: BaseException | None = None  # of ours, while it was received
-    since: float = 0.0  # when it was begun first; 0: not yet
-
-    @property
-    def is_granted(self) -> bool:
-        return self.fate is Fate.ANSWERED and self.status < 300
-
-    @property
-    def is_put(self) -> bool:
-        return self.request.startswith(b"PUT ")
-
-    @property
-    def is_head(self) -> bool:
-        """Whether its answer has no body, only the length of one."""
-        return self.request.startswith(b"HEAD ")
-
-
-class Head(NamedTuple):
-    """The head of a plain answer."""
-
-    status: int
-    nbytes: int
-    range: Range | None
-    modified: bytes
-    is_kept: bool  # the connection, for another request
-
-    @classmethod
-    def parse(cls, text: bytes) -> Head | None:
-        """None where it is none of a plain answer."""
-        first = _FIRST_LINE.match(text)
-        fields: dict[bytes, bytes] = {}
-        for line in text.split(b"\r\n"):
-            name, _, value = line.partition(b":")
-            name = name.lower()
-            if name in _COUNTING:
-                if name in fields or name in _UNUSUAL:
-                    return None
-                fields[name] = value.strip()
-        length = fields.get(b"content-length", b"")
-        if not first or not _NUMBER.fullmatch(length):
-            return None
-        minor, status = first.groups()
-        usual = b"keep-alive" if minor == b"1" else b"close"
-        part = _RANGE.fullmatch(fields.get(b"content-range", b""))
-        return cls(
-            int(status),
-            int(length),
-            (int(part[1]), int(part[2]) + 1) if part else None,
-            fields.get(b"last-modified", b""),
-            fields.get(b"connection", usual).lower() == b"keep-alive",
-        )
 
 
 def exchanges(server_url: str, *, timeout: float, connect_timeout: float) -> Exchanges:
@@ -239,7 +149,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.exchange: Exchange | None = None  # None: it is idle
         self.call: _Call | None = None
         self._head: Head | None = None  # once it is here
-        self._buffer = _EMPTY
+        self._buffer = EMPTY
         self._start = self._end = 0  # in the buffer: of what came of the body and nobody has
         self._begun = self._seen = 0.0  # when; `_seen`: when the last look saw something come
         self._came_then = 0  # bytes; `_end` at that look
@@ -349,9 +259,8 @@ class _Connection(asyncio.BufferedProtocol):
         if end < 0 and self._end < _HEAD:
             return None
         head = Head.parse(text[:end]) if end >= 0 else None
-        if head is None or not _is_taken(head, exchange):
-            first = _FIRST_LINE.match(text)
-            exchange.status = int(first[2]) if first else 0
+        if head is None or not exchange.takes(head):
+            exchange.status = status_of(text)
             self.give_up(Fate.STRANGE)
             return None
         exchange.status, exchange.nbytes = head.status, head.nbytes
@@ -392,7 +301,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not exchange.is_granted and exchange.status != 404:
             call.waiting.clear()
         self.exchange = self.call = None
-        self._buffer = _EMPTY
+        self._buffer = EMPTY
         call.under_way -= 1
         call.end()
 
@@ -584,20 +493,6 @@ def _most() -> int:
     """Connections that there may be."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if files < 0 else max(1, min(_MOST, files // _FILES_SHARE))
-
-
-def _is_taken(head: Head, exchange: Exchange) -> bool:
-    """Whether an answer has what was asked for, as far as there is any, or refuses it in a few
-    words.
-    """
-    if head.status >= 300:
-        return head.nbytes <= REFUSAL
-    if exchange.range is None:
-        return head.status == 200 or exchange.is_put
-    start, end = exchange.range
-    if head.status != 206 or head.range is None:
-        return False
-    return head.range[0] == start and head.nbytes == head.range[1] - start <= end - start
 
 
 def _memory(nbytes: int) -> memoryview:

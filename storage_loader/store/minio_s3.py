@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
@@ -52,7 +51,7 @@ from .certificates import Refusal
 from .guarded_http import connections, proxy_of
 from .keys import Keys
 from .s3_page import Page
-from .s3_place import THREADS, Failure, S3Place, raise_mapped
+from .s3_place import THREADS, Failure, S3Place, raise_mapped, raise_refused
 from .s3_profile import has_environment_keys, profile_session
 from .signature import NO_PAYLOAD, UNSIGNED, Signer
 
@@ -209,8 +208,7 @@ class MinioS3(Store):
         """
         response = self._http.request(method, url, body=body, headers=headers, redirect=False)
         if response.status >= 300:
-            failure = replace(request, code=code_of(response.data), status=response.status)
-            raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
+            raise_refused(self._shown, request, response.status, response.data)
         return response
 
     def _signed(
@@ -387,12 +385,6 @@ def _size(item: Object) -> int:
 def time_or_never(value: datetime | None) -> datetime:
     """When an object was stored; where the server does not say it, long ago."""
     return value or datetime.fromtimestamp(0, timezone.utc)
-
-
-def code_of(body: bytes) -> str:
-    """The code of a refusal; "" where its body has none."""
-    _, _, rest = body.partition(b"<Code>")
-    return rest.partition(b"</Code>")[0].decode(errors="replace")
 
 
 def _failure(verb: str, key: str, error: Exception) -> Failure:

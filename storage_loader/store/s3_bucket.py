@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 from .base import STREAM_CHUNK
 from .keys import Keys
-from .minio_s3 import MinioS3, code_of
-from .s3_place import Failure, S3Place, raise_mapped
+from .minio_s3 import MinioS3
+from .s3_place import Failure, S3Place, code_of, raise_refused
 from .signature import UNSIGNED
 
 _UNSET = {
@@ -79,12 +79,10 @@ class S3Bucket(MinioS3):
             response = self._http.request(
                 "GET", url, headers=self._signed("GET", url), redirect=False
             )
-            code = code_of(response.data)
-            if response.status == 404 and code in _UNSET:
+            if response.status == 404 and code_of(response.data) in _UNSET:
                 return None
             if response.status >= 300:
-                failure = Failure(verb, "", code=code, status=response.status)
-                raise_mapped(self._shown, failure, RuntimeError(f"HTTP status {response.status}"))
+                raise_refused(self._shown, Failure(verb, ""), response.status, response.data)
             if re.search(rb"<!\s*DOCTYPE", response.data):
                 raise ValueError("a setting that declares a document type")
             return ElementTree.fromstring(response.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from urllib.parse import quote
 
@@ -153,6 +153,19 @@ _OTHER_REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderM
 _WRONG_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"}
 
 
+def code_of(body: bytes) -> str:
+    """The code of a refusal; "" where its body has none."""
+    _, _, rest = body.partition(b"<Code>")
+    return rest.partition(b"</Code>")[0].decode(errors="replace")
+
+
+def raise_refused(place: S3Place, request: Failure, status: int, answer: bytes) -> NoReturn:
+    """Raise what a refusal means; `request`: its verb and key."""
+    failure = replace(request, code=code_of(answer), status=status)
+    told = _without_keys(place, answer[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
+    raise_mapped(place, failure, RuntimeError(f"HTTP status {status}: {told}"))
+
+
 def raise_mapped(place: S3Place, failure: Failure, cause: Exception) -> NoReturn:
     """Raise our error for a client's; it names verb, object, endpoint, cause and remedy."""
     what = (
@@ -247,6 +260,7 @@ def _without_keys(place: S3Place, text: str) -> str:
     return printable(text)
 
 
+_SHOWN = 1000  # characters of a refusal
 _VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _SHORTEST_SECRET = 6  # a shorter one would be found in words that are none
 

@@ -38,7 +38,8 @@ from storage_loader.errors import (
 from storage_loader.store import exchanges as store_exchanges
 from storage_loader.store.base import STREAM_CHUNK, Buffers
 from storage_loader.store.direct_s3 import AT_ONCE, DirectS3
-from storage_loader.store.exchanges import Exchange, Exchanges, Fate, Head
+from storage_loader.store.exchange import Exchange, Fate, Head
+from storage_loader.store.exchanges import Exchanges
 from storage_loader.store.minio_s3 import MinioS3
 from storage_loader.store.retried import RetriedStore
 from storage_loader.store.s3 import S3Store
