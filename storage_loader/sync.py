@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, TimeoutError
 from itertools import repeat
 from queue import Empty, SimpleQueue
@@ -40,7 +40,10 @@ class Future(Generic[T]):
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> None:
-        """Have the call not made, unless it has begun; its result is a `CancelledError` then."""
+        """Have the call not made, unless it has begun; its result is a `CancelledError` then.
+
+        After Ctrl-C in here it may neither be made nor be done.
+        """
         if self.begin():
             self.set_exception(CancelledError())
 
@@ -127,8 +130,9 @@ class Event(threading.Event):
         return self._is_set
 
     def set(self) -> None:
+        tell = _telling(self._waiting)
         self._is_set = True
-        _tell(self._waiting)
+        deque(tell, maxlen=0)  # no call comes between: whoever waits is told
 
     def clear(self) -> None:
         """Not to be had."""
@@ -147,8 +151,9 @@ class Event(threading.Event):
         return self._is_set
 
 
-def _tell(waiting: list[SimpleQueue[None]]) -> None:
-    deque(map(SimpleQueue.put, waiting, repeat(None)), maxlen=0)  # one call: all or none
+def _telling(waiting: list[SimpleQueue[None]]) -> Iterator[None]:
+    """Tells who waits when it is gone through: in one call all, or none."""
+    return map(SimpleQueue.put, waiting, repeat(None))
 
 
 class Condition:
@@ -161,17 +166,19 @@ class Condition:
     def when(self, attempt: Callable[[], T | None]) -> T:
         """What `attempt` returns first that is not None: it is called with the lock held, now and
         after each change."""
+        change: SimpleQueue[None] = SimpleQueue()
         while True:
             with self.lock:
+                if change in self._waiting:
+                    self._waiting.remove(change)
                 result = attempt()
                 if result is not None:
                     return result
-                change: SimpleQueue[None] = SimpleQueue()
                 self._waiting.append(change)
             with contextlib.suppress(Empty):  # who was to tell may have been interrupted just then
                 change.get(timeout=_LOOK)
 
     def notify_all(self) -> None:
         """Tell those who wait that something has changed, with the lock held."""
-        _tell(self._waiting)
+        deque(_telling(self._waiting), maxlen=0)
         self._waiting.clear()

@@ -114,7 +114,7 @@ class Threads:
         self._tasks.put(None)
         until = None if seconds is None else time.monotonic() + seconds
         for thread in self._started:
-            if thread.ident is not None:  # Ctrl-C may have come before it was started
+            if thread.is_alive():  # Ctrl-C may have come before it was started
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 

@@ -131,6 +131,37 @@ def test_ctrl_c_anywhere_in_an_event() -> None:
     everywhere(call, check)
 
 
+def test_ctrl_c_anywhere_in_an_event_that_is_waited_for() -> None:
+    begun: SimpleQueue[Event] = SimpleQueue()
+    woken: SimpleQueue[Event] = SimpleQueue()
+    latest: list[Event] = []
+
+    def work() -> None:
+        while True:
+            event = begun.get()
+            event.wait()
+            woken.put(event)
+
+    def call() -> None:
+        latest[:] = [Event()]
+        begun.put(latest[0])
+        while not latest[0]._waiting:
+            time.sleep(0.0001)
+        latest[0].set()
+
+    def check() -> None:
+        if not latest[0].is_set():
+            latest[0].set()
+        begun.put(latest[0])  # it may not have come so far
+        while woken.get(timeout=20) is not latest[0]:
+            pass
+
+    threading.Thread(target=work, daemon=True).start()
+    latest.append(Event())
+    begun.put(latest[0])
+    everywhere(call, check)
+
+
 def test_ctrl_c_anywhere_in_a_wait_for_a_future() -> None:
     begun: SimpleQueue[Future[int]] = SimpleQueue()
     latest: list[Future[int]] = []

@@ -343,6 +343,9 @@ class _Arrivals:
                 except ThreadError as error:
                     loop.close()
                     raise StoreError(f"to talk to the S3 server {error}") from error
+                except BaseException:  # Ctrl-C: where the thread starts all the same, it ends
+                    loop.call_soon_threadsafe(loop.stop)
+                    raise
                 self._loop = loop
 
     def end(self) -> None:

@@ -72,9 +72,8 @@ class LockFile:
             try:
                 if claimed:
                     deque(unlock_all, maxlen=0)  # one call: all or none
-            finally:  # also where Ctrl-C comes just then
-                with self._changing:
-                    self._held -= claimed
+            finally:  # also where Ctrl-C comes just then; without the lock: a wait for it could end
+                self._held -= claimed
 
     def _claim(self, numbers: set[int], claimed: set[int]) -> bool:
         """Keep out other threads; `claimed` becomes `numbers` then."""

@@ -247,7 +247,7 @@ class MappedObject(Holder):
             if (self._busy & needed).any():
                 return None
             todo[:] = needed & ~self.verified
-            self._busy |= todo
+            self._busy[todo] = True
             return True
 
         try:  # from before the claim on: Ctrl-C may come right after it
@@ -258,8 +258,8 @@ class MappedObject(Holder):
                     with self._changed.lock:
                         self.verified |= todo
         finally:
+            self._busy[todo] = False  # of its own alone, so without the lock: Ctrl-C ends waits
             with self._changed.lock:
-                self._busy &= ~todo
                 self._changed.notify_all()
 
     def _have(self, blocks: Rows, stop: threading.Event) -> None:

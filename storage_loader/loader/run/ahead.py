@@ -135,5 +135,5 @@ def _end(stop: threading.Event, slots: Semaphore, threads: Sequence[threading.Th
     stop.set()
     slots.release(_AHEAD + 1)
     for thread in threads:
-        if thread.ident is not None:
+        if thread.is_alive():
             thread.join()

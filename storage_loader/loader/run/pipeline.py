@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -191,7 +192,7 @@ def _end(
     slots.release()
     for pool in pools:
         pool.end(seconds=0)
-    if planner.ident is not None:  # Ctrl-C may have come before it was started
+    with suppress(RuntimeError):  # Ctrl-C may have come before it was started
         planner.join(LEFT)
     for pool in pools:
         pool.end(seconds=LEFT / len(pools))

@@ -226,6 +226,15 @@ def test_threads_and_processes_take_turns(tmp_path: Path) -> None:
     until(lambda: (tmp_path / "number").read_text() == "100")
 
 
+def test_numbers_are_given_back_without_a_wait(tmp_path: Path) -> None:
+    """Ctrl-C ends waits for a lock, too."""
+    file = file_in(tmp_path)
+    with file.held("it", [(0, 2)], NEVER, 0):
+        file._changing.acquire()
+    file._changing.release()
+    assert is_free(file, (0, 2))
+
+
 def test_ctrl_c_anywhere_leaves_nothing_held(tmp_path: Path) -> None:
     file = file_in(tmp_path)
 
