@@ -136,7 +136,7 @@ QUESTIONS = (
         'PYTEST_ARGS="-k every_row_under_faults"`',
     ),
     Question("How were the defaults chosen?", ("load_defaults",), "(threads|prefetch|share)"),
-    Question("What did the last change cost?", ("change_light_server",)),
+    Question("What did the last change cost?", ("change_light_server", "change")),
     Question("How fast is the way to a GPU?", ("gpu",)),
 )
 
