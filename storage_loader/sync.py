@@ -3,8 +3,8 @@
 Python runs the handler of a signal in the main thread, after any call. The futures, conditions,
 semaphores and events of the standard library are Python code: an exception between two of their
 steps leaves their lock taken, and then the other threads wait for ever
-(https://github.com/python/cpython/issues/74174). These have no such moment: they use nothing but
-`with lock` and single calls of C code, which no handler divides.
+(https://github.com/python/cpython/issues/74174). These use `with lock` and single calls of C code,
+which no handler divides; `Future.cancel` alone has such a moment, and says so.
 """
 
 from __future__ import annotations

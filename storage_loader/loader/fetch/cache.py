@@ -17,7 +17,6 @@ from ...errors import ConfigError, LoaderError
 from ...keywords import shown
 from ...process import cached_property
 from ...store import Store, xxh3
-from ...sync import Event
 from ...text import printable
 from .cache_file import (
     FULL,
@@ -27,6 +26,7 @@ from .cache_file import (
     taken_nbytes,
 )
 from .locks import PATIENCE, LockFile, LockTimeoutError, lock_file
+from .objects import NEVER
 from .origin import note_origin, origin_id
 from .private import is_own_file, open_below, open_private
 
@@ -61,7 +61,7 @@ def count_anew(own: int, path: Path) -> None:
     """
     locks = lock_file(_USAGE, own)
     what = f"the count of the cache {path}"
-    with suppress(LockTimeoutError), locks.held(what, [_COUNTING], Event(), PATIENCE):
+    with suppress(LockTimeoutError), locks.held(what, [_COUNTING], NEVER, PATIENCE):
         usage = _Usage(locks, own)
         usage.count()
         usage.write()

@@ -14,7 +14,7 @@ from storage_loader.loader.fetch.engine import Engine
 from storage_loader.loader.fetch.objects import Objects
 from storage_loader.store import Buffer, Store, open_store
 from storage_loader.store.base import Buffers
-from tests.support.faulty import WatchedStore
+from tests.support.faulty import WatchedStore, watch
 from tests.support.rows import ROW, assert_rows, config, save_rows
 
 COUNT = 60
@@ -33,18 +33,6 @@ class Received(WatchedStore):
         return given
 
 
-@pytest.fixture
-def stores(monkeypatch: pytest.MonkeyPatch) -> list[Received]:
-    stores: list[Received] = []
-
-    def opened(the_config: DataConfig) -> Store:
-        stores.append(Received(open_store(the_config)))
-        return stores[-1]
-
-    monkeypatch.setattr("storage_loader.catalog.catalog.open_store", opened)
-    return stores
-
-
 def saved(folder: Path, nbytes: int) -> tuple[DataConfig, list[Attribute]]:
     attributes = [Attribute("pixels", "uint8", (nbytes,)), Attribute(ROW, "int64")]
     the_config = config({"storage": str(folder)}, attributes=attributes, max_object_size=400_000)
@@ -55,8 +43,9 @@ def saved(folder: Path, nbytes: int) -> tuple[DataConfig, list[Attribute]]:
 # Blocks of four rows, of two, of one, and of one that is larger than a block otherwise is.
 @pytest.mark.parametrize("nbytes", [16_383, 16_384, 32_768, 32_769, 65_536, 65_537])
 def test_large_rows_of_a_store_are_those_asked_for(
-    tmp_path: Path, stores: list[Received], nbytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
+    watch(monkeypatch, local=False)
     the_config, attributes = saved(tmp_path, nbytes)
     assert len(Dataset(the_config).open().objects) > 1
     dataset = Dataset(the_config, cache_size=0)
@@ -84,7 +73,7 @@ def test_large_rows_of_a_store_are_those_asked_for(
     ],
 )
 def test_large_rows_are_not_copied_where_little_else_came_with_them(
-    tmp_path: Path, stores: list[Received], nbytes: int, rows: list[int], stays: bool
+    tmp_path: Path, nbytes: int, rows: list[int], stays: bool
 ) -> None:
     the_config, _ = saved(tmp_path, nbytes)
     snapshot = Dataset(the_config).open()
