@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import gc
 import os
 import resource
 import signal
 import socket
 import ssl
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +38,6 @@ from storage_loader.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from storage_loader.store import exchanges as store_exchanges
 from storage_loader.store.base import STREAM_CHUNK, Buffers
 from storage_loader.store.direct_s3 import AT_ONCE, DirectS3
 from storage_loader.store.exchange import Exchange, Fate, Head
@@ -314,7 +316,6 @@ def test_the_end_of_a_record_of_tls_is_not_waited_for_as_if_it_were_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of it is here by then, not deciphered: no more comes than what is left of it."""
-    monkeypatch.setattr(store_exchanges, "_LOOK", 1.0)
     content = bytes(range(256)) * 157
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made(is_ca=True).written(tmp_path / "server.pem"))
@@ -354,6 +355,42 @@ def test_the_end_of_a_record_of_tls_is_not_waited_for_as_if_it_were_plain(
             assert store.get_ranges("key", [(0, len(content))]) == [content]
         assert time.monotonic() - begun < 1
         serving.result()
+
+
+def test_the_head_of_an_answer_is_acknowledged_at_once() -> None:
+    """Servers that follow Nagle's algorithm send the body after that, and Linux takes 40 ms."""
+    content = bytes(range(256)) * 8
+    num_answers = 20
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def is_acknowledged(connection: socket.socket) -> bool:
+        end = time.monotonic() + 0.03
+        while time.monotonic() < end:
+            if not struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]:
+                return True
+            time.sleep(0.0005)
+        return False
+
+    def serve() -> list[bool]:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        in_time = []
+        with connection, connection.makefile("rb") as stream:
+            for _ in range(num_answers):
+                [said] = [line for line in head_of(stream) if line.lower().startswith(b"range:")]
+                answer = ranged({"range": said.decode().partition(":")[2].strip()}, content)
+                connection.sendall(answer[: -len(content)])
+                in_time.append(is_acknowledged(connection))
+                connection.sendall(answer[-len(content) :])
+        return in_time
+
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(listener):
+        serving = pool.submit(serve)
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        store = DirectS3(S3Place("bucket", "", endpoint, "us-east-1", "access", "secret"))
+        for _ in range(num_answers):
+            assert store.get_ranges("key", [(0, len(content))]) == [content]
+        assert sum(serving.result()) > num_answers // 2
 
 
 def test_what_comes_between_two_ranges_is_nobody_elses(server: Server) -> None:
