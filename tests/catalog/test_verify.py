@@ -42,6 +42,7 @@ from storage_loader.layout import ObjectLayout, Outline
 from storage_loader.schema import DTYPES, Schema
 from storage_loader.store import open_store, xxh3
 from tests.support import ROOT
+from tests.support.damage import flipped
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.ragged import BOXES, ROW, TOKENS
 from tests.support.rows import ATTRIBUTES, WITH_PIXELS, config, make
@@ -155,13 +156,6 @@ class Found:
 
     def change(self, damage: Callable[[bytes], bytes]) -> None:
         self.store.put(self.key, damage(bytes(self.store.get(self.key))))
-
-
-def flipped(offset: int) -> Callable[[bytes], bytes]:
-    def damage(body: bytes) -> bytes:
-        return body[:offset] + bytes([body[offset] ^ 0x10]) + body[offset + 1 :]
-
-    return damage
 
 
 def lines(the_config: DataConfig, **more: Any) -> list[str]:

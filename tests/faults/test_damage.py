@@ -19,6 +19,7 @@ from storage_loader.errors import (
     ObjectNotFoundError,
     StorageLoaderError,
 )
+from tests.support.damage import flipped
 from tests.support.rows import ROW, WITH_PIXELS, config, make, numbers_in, numbers_of
 
 COUNT = 200
@@ -79,13 +80,6 @@ def needing(the_config: DataConfig) -> str:
     )
 
 
-def flip(offset: int) -> Callable[[bytes], bytes]:
-    def damage(body: bytes) -> bytes:
-        return body[:offset] + bytes([body[offset] ^ 0x10]) + body[offset + 1 :]
-
-    return damage
-
-
 @pytest.mark.parametrize("name", [a.name for a in WITH_PIXELS])
 def test_a_flipped_bit_in_rows_is_a_checksum_error(
     place: DataConfig, read: Callable[[DataConfig], list[Any]], name: str
@@ -93,7 +87,7 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
     layout = Dataset(place).open().objects[DAMAGED].layout
     column = layout.columns[name]
     row = column.items - 1
-    key = change(place, flip(column.offset + row * column.item_nbytes))
+    key = change(place, flipped(column.offset + row * column.item_nbytes))
     first = row // column.block_items * column.block_items
     with pytest.raises(ChecksumError) as caught:
         read(place)
@@ -107,7 +101,7 @@ def test_a_flipped_bit_in_rows_is_a_checksum_error(
         f"{place.dataset_prefix}, commit {snapshot.version.commits[0]}; {REMEDY}"
     )
     # Put right again, it is read: nothing wrong was kept.
-    change(place, flip(column.offset + row * column.item_nbytes))
+    change(place, flipped(column.offset + row * column.item_nbytes))
     for batch in DataLoader(place, batch_size=COUNT):
         assert numbers_of(batch, WITH_PIXELS) == list(range(COUNT))
 
@@ -116,7 +110,7 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
     place: DataConfig, read: Callable[[DataConfig], list[Any]]
 ) -> None:
     start, _ = Dataset(place).open().objects[DAMAGED].layout.directory_range
-    key = change(place, flip(start + 3))
+    key = change(place, flipped(start + 3))
     with pytest.raises(ChecksumError) as caught:
         read(place)
     assert str(caught.value) == (
@@ -124,7 +118,7 @@ def test_a_flipped_bit_in_the_checksums_is_a_checksum_error(
         "the commit; the object was altered or damaged after it was saved, and nothing can be "
         f"verified of {needing(place)}; {REMEDY}"
     )
-    change(place, flip(start + 3))
+    change(place, flipped(start + 3))
     assert numbers_in(DataLoader(place, batch_size=10), WITH_PIXELS) == list(range(COUNT))
 
 
@@ -153,7 +147,7 @@ def test_a_lost_object_is_an_error_that_names_it(
 def test_rows_of_other_blocks_are_still_read(place: DataConfig) -> None:
     snapshot = Dataset(place).open()
     column = snapshot.objects[DAMAGED].layout.columns["pixels"]
-    change(place, flip(column.offset))
+    change(place, flipped(column.offset))
     start = int(snapshot.starts[DAMAGED])
     dataset = Dataset(place)
     fine = [0, start + column.block_items, start + column.items - 1, COUNT - 1]
@@ -186,7 +180,7 @@ def test_damage_on_s3(s3_storage: dict[str, str], index: bool) -> None:
     def read() -> list[int]:
         return numbers_in(DataLoader(the_config, batch_size=10, index=index), WITH_PIXELS)
 
-    key = change(the_config, flip(offset))
+    key = change(the_config, flipped(offset))
     with pytest.raises(ChecksumError, match=f"{key}: attribute 'pixels', rows 0 to 20 "):
         read()
     change(the_config, lambda body: body[: offset + 5000])
@@ -228,7 +222,7 @@ def test_without_verification_a_folders_rows_come_as_they_are(
     the_config = saved(folder)
     column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
     first = int(Dataset(the_config).open().starts[DAMAGED])
-    change(the_config, flip(column.offset))
+    change(the_config, flipped(column.offset))
     right = make(range(COUNT), WITH_PIXELS)["pixels"]
     monkeypatch.setattr(
         "storage_loader.loader.fetch.directory.xxh3", lambda data: pytest.fail("hashed")
@@ -243,7 +237,7 @@ def test_without_verification_a_folders_rows_come_as_they_are(
 def test_worker_processes_verify_too(folder: dict[str, str]) -> None:
     the_config = saved(folder)
     column = Dataset(the_config).open().objects[DAMAGED].layout.columns["pixels"]
-    change(the_config, flip(column.offset))
+    change(the_config, flipped(column.offset))
     with pytest.raises(ChecksumError, match="attribute 'pixels', rows 0 to 20 of this object"):
         list(DataLoader(the_config, batch_size=10, num_workers=1))
     assert len(list(DataLoader(the_config, batch_size=10, num_workers=1, verify=False))) == 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,80 +20,94 @@ from storage_loader.errors import (
     StoreError,
 )
 from storage_loader.store import open_store
-from tests.support.caches import LARGE, alter, cached_files, fill, pixels_of, table_of
+from tests.support.caches import LARGE, alter, cached_files, fill, pixels_of
+from tests.support.damage import KINDS, Wrong, WrongAnywhere, named, object_of, place_of
 from tests.support.faulty import Call, FailAt, Injected, WatchedStore, watch
 from tests.support.rows import make, numbers_in
 from tests.support.threads import running
-from tests.support.wrong_bytes import Wrong, WrongAnywhere, paths
 
 ROWS = 400
-PATHS = paths(ROWS)
+FIXED = KINDS["fixed"]
+PATHS = FIXED.paths
+CASES = [
+    pytest.param(kind, part, path, id=f"{kind}-{part}-{path}")
+    for kind, rows in KINDS.items()
+    for part in rows.parts
+    for path in PATHS
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], DataConfig]:
+    """Gives a folder that holds one object of a kind of rows; no test changes it."""
+
+    @functools.cache
+    def by_kind(kind: str) -> DataConfig:
+        return KINDS[kind].save(tmp_path_factory.mktemp(kind))
+
+    return by_kind
 
 
 @pytest.fixture
-def one_object(tmp_path: Path) -> DataConfig:
-    return fill({"storage": str(tmp_path / "store")})
+def one_object(saved: Callable[[str], DataConfig]) -> DataConfig:
+    return saved("fixed")
 
 
-def place_of(the_config: DataConfig, what: str) -> int:
-    """A byte of the object: of row 30, of the small column, or of the checksum table."""
-    column = DataLoader(the_config).open().objects[0].layout.columns["row"]
-    return {
-        "a row": pixels_of(the_config)[0] + 30 * 9000 + 17,
-        "a small column": column.offset + 30 * 8,
-        "the table": table_of(the_config)[0] + 3,
-    }[what]
-
-
-def loader_of(the_config: DataConfig, cache_dir: Path, path: str, **how: Any) -> DataLoader:
-    settings = {"batch_size": 16, "cache_dir": cache_dir, **PATHS[path], **how}
-    return DataLoader(the_config, **settings)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("what", ["a row", "a small column", "the table"])
+@pytest.mark.parametrize(("kind", "part", "path"), CASES)
 def test_what_comes_wrong_once_is_fetched_once_more(
-    one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: str
+    saved: Callable[[str], DataConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    part: str,
+    path: str,
 ) -> None:
-    wrong = Wrong(place_of(one_object, what), 1)
+    rows, the_config = KINDS[kind], saved(kind)
+    wrong = Wrong(place_of(the_config, part), 1)
     alter(monkeypatch, wrong)
-    loader = loader_of(one_object, tmp_path / "cache", path)
-    assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
+    loader = rows.loader(the_config, tmp_path, path)
+    for _ in range(2):
+        assert rows.numbers_in(loader) == list(range(rows.num_rows))
     assert wrong.seen >= 2
-    assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("what", ["a row", "a small column", "the table"])
+@pytest.mark.parametrize(("kind", "part", "path"), CASES)
 def test_what_comes_wrong_again_is_an_error_that_names_it(
-    one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: str
+    saved: Callable[[str], DataConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    part: str,
+    path: str,
 ) -> None:
-    wrong = Wrong(place_of(one_object, what), float("inf"))
+    rows, the_config = KINDS[kind], saved(kind)
+    said = named(the_config, part)
+    wrong = Wrong(place_of(the_config, part), float("inf"))
     alter(monkeypatch, wrong)
     with pytest.raises(ChecksumError) as caught:
-        numbers_in(loader_of(one_object, tmp_path / "cache", path), LARGE)
+        rows.numbers_in(rows.loader(the_config, tmp_path, path))
     assert wrong.seen >= 2
-    key = DataLoader(one_object).open().key(0)
-    named = {
-        "a row": "attribute 'pixels', rows 28 to 34 of this object differ",
-        "a small column": "attribute 'row', rows 0 to 399 of this object differ",
-        "the table": "the directory differs",
-    }[what]
-    assert f"{key}: {named}" in str(caught.value)
+    assert said in str(caught.value)
     wrong.times = 0  # the store is right again, and nothing wrong was kept
-    again = loader_of(one_object, tmp_path / "cache", path)
-    assert sorted(numbers_in(again, LARGE)) == list(range(ROWS))
+    again = rows.loader(the_config, tmp_path, path)
+    assert rows.numbers_in(again) == list(range(rows.num_rows))
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_bit_of_any_answer(
-    one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    saved: Callable[[str], DataConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    path: str,
 ) -> None:
+    rows = KINDS[kind]
     wrong = WrongAnywhere()
     alter(monkeypatch, wrong)
-    loader = loader_of(one_object, tmp_path / "cache", path)
+    loader = rows.loader(saved(kind), tmp_path, path)
     for _ in range(3):
-        assert sorted(numbers_in(loader, LARGE)) == list(range(ROWS))
+        assert rows.numbers_in(loader) == list(range(rows.num_rows))
     assert wrong.flipped
 
 
@@ -139,15 +154,12 @@ def test_a_failed_request_never_ends_an_epoch_silently(
 def test_nothing_wrong_stays_in_the_cache(
     one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = Wrong(place_of(one_object, "a row"), 1)
+    wrong = Wrong(place_of(one_object, "pixels"), 1)
     alter(monkeypatch, wrong)
-    assert numbers_in(loader_of(one_object, tmp_path / "cache", "held"), LARGE)
+    assert FIXED.numbers_in(FIXED.loader(one_object, tmp_path / "cache", "held"))
     [file] = cached_files(tmp_path / "cache")
     start, end = pixels_of(one_object)
-    snapshot = DataLoader(one_object).open()
-    [stored] = Path(one_object.storage.removeprefix("file://")).rglob(
-        snapshot.key(0).rsplit("/", 1)[1]
-    )
+    stored, _ = object_of(one_object)
     assert file.read_bytes()[start:end] == stored.read_bytes()[start:end]
 
 
@@ -168,10 +180,6 @@ class Lost:
                     raise self._error(f"{self._verb} {call.key}: not all is there")
 
 
-def rows_of(loader: DataLoader) -> list[int]:
-    return sorted(numbers_in(loader, LARGE))
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("error", [ObjectNotFoundError, ObjectShortError])
 @pytest.mark.parametrize("verb", ["get_ranges", "stream"])
@@ -185,8 +193,8 @@ def test_what_is_lost_is_asked_for_once_more_and_then_named(
 ) -> None:
     lost = Lost(error, verb, 1)
     watch(monkeypatch, local=False, before=lost)
-    loader = loader_of(one_object, tmp_path / "cache", path, threads=1)
-    assert rows_of(loader) == list(range(ROWS))
+    loader = FIXED.loader(one_object, tmp_path / "cache", path, threads=1)
+    assert FIXED.numbers_in(loader) == list(range(ROWS))
     if not lost.seen:
         assert verb == "stream"  # this path has none
         return
@@ -195,7 +203,7 @@ def test_what_is_lost_is_asked_for_once_more_and_then_named(
     lost = Lost(error, verb, float("inf"))
     watch(monkeypatch, local=False, before=lost)
     with pytest.raises(error) as caught:
-        rows_of(loader_of(one_object, tmp_path / "other cache", path, threads=1))
+        FIXED.numbers_in(FIXED.loader(one_object, tmp_path / "other cache", path, threads=1))
     snapshot = DataLoader(one_object).open()
     assert str(caught.value) == (
         f"{verb} {snapshot.key(0)}: not all is there; it holds attributes 'pixels', 'row', rows "
@@ -220,13 +228,13 @@ def test_a_stream_that_ends_early_goes_on_where_it_ended(
         "storage_loader.catalog.catalog.open_store",
         lambda config: EndsEarly(open_store(config), local=False),
     )
-    loader = loader_of(one_object, tmp_path / "cache", "held, all at once")
+    loader = FIXED.loader(one_object, tmp_path / "cache", "held, all at once")
     if times == 1:
-        assert rows_of(loader) == list(range(ROWS))
+        assert FIXED.numbers_in(loader) == list(range(ROWS))
         assert EndsEarly.ended >= 2
     else:
         with pytest.raises(ObjectShortError, match="its commit says more; it holds attributes"):
-            rows_of(loader)
+            FIXED.numbers_in(loader)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -234,15 +242,17 @@ def test_without_verification_rows_come_as_they_are(
     one_object: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """And nothing of the checksum table is fetched; who verifies later finds what is wrong."""
-    wrong = Wrong(place_of(one_object, "a row"), float("inf"))
-    table = Wrong(place_of(one_object, "the table"), float("inf"))
+    place = place_of(one_object, "pixels")
+    wrong = Wrong(place, float("inf"))
+    row = (place - pixels_of(one_object)[0]) // LARGE[0].row_nbytes
+    table = Wrong(place_of(one_object, "directory"), float("inf"))
 
     def both(key: str, start: int, data: bytearray) -> None:
         wrong(key, start, data)
         table(key, start, data)
 
     alter(monkeypatch, both)
-    given = loader_of(one_object, tmp_path / "cache", path, verify=False)
+    given = FIXED.loader(one_object, tmp_path / "cache", path, verify=False)
     for _ in range(2):
         rows = {
             int(number): batch["pixels"][i]
@@ -251,14 +261,14 @@ def test_without_verification_rows_come_as_they_are(
         }
         right = make(range(ROWS), LARGE)["pixels"]
         differing = [n for n in range(ROWS) if (rows[n] != right[n]).any()]
-        assert differing == [30]
-        assert (rows[30] != right[30]).sum() == 1
+        assert differing == [row]
+        assert (rows[row] != right[row]).sum() == 1
     if path != "copied":  # whose cache file is fetched around the table
         assert table.seen == 0
     with pytest.raises(ChecksumError):
-        rows_of(loader_of(one_object, tmp_path / "cache", path))
+        FIXED.numbers_in(FIXED.loader(one_object, tmp_path / "cache", path))
     alter(monkeypatch, lambda key, start, data: None)
-    assert rows_of(loader_of(one_object, tmp_path / "cache", path)) == list(range(ROWS))
+    assert FIXED.numbers_in(FIXED.loader(one_object, tmp_path / "cache", path)) == list(range(ROWS))
 
 
 def test_verify_is_a_flag(one_object: DataConfig) -> None:

@@ -615,41 +615,6 @@ def test_the_default_cache_is_in_the_users_cache_directory(
     assert len(files(cache)) == len(Dataset(the_config).open().objects)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data[: len(data) // 2],
-        lambda data: b"",
-        lambda data: data + b"x",
-        lambda data: data[:-9000] + bytes([data[-9000] ^ 1]) + data[-8999:],
-        lambda data: bytes(len(data)),
-        lambda data: b"\1" * len(data),
-        None,
-    ],
-    ids=["one byte", "half", "emptied", "longer", "one bit", "zeros", "ones", "removed"],
-)
-def test_a_damaged_cache_file_is_fetched_again(
-    memory: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: Any
-) -> None:
-    the_config = fill(memory)
-    stores = watch(monkeypatch, local=False)
-    numbers(DataLoader(the_config, batch_size=9, cache_dir=tmp_path / "cache"))
-    object_reads(stores)
-    cached = files(tmp_path / "cache")[2]
-    body = cached.read_bytes()
-    cached.unlink()
-    if damage is not None:
-        cached.write_bytes(damage(body))
-    loader = DataLoader(the_config, batch_size=9, cache_dir=tmp_path / "cache")
-    assert numbers(loader) == list(range(COUNT))
-    [key] = {call.key for call in object_reads(stores)}
-    assert key.rsplit("/", 1)[1] in cached.name
-    again = DataLoader(the_config, batch_size=9, cache_dir=tmp_path / "cache")
-    assert numbers(again) == list(range(COUNT))
-    assert object_reads(stores) == []
-
-
 def test_two_storages_never_share_a_cached_object(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

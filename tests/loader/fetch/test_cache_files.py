@@ -54,6 +54,7 @@ from tests.support.caches import (
     table_of,
     warnings_of,
 )
+from tests.support.damage import flip
 from tests.support.faulty import Call, FailAt, Injected, watch
 from tests.support.forked import forked
 from tests.support.rows import ROW, config, make, numbers_in
@@ -165,14 +166,6 @@ def test_only_the_attributes_read_are_fetched(
 # Damage in a cache file
 
 
-def flip(file: Path, place: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(place)
-        [byte] = opened.read(1)
-        opened.seek(place)
-        opened.write(bytes([byte ^ 1]))
-
-
 def zeros(file: Path, start: int, end: int) -> None:
     with file.open("r+b") as opened:
         opened.seek(start)
@@ -187,6 +180,7 @@ DAMAGES: dict[str, Callable[[Path, DataConfig], None]] = {
     "a byte of the checksums": lambda f, c: flip(f, table_of(c)[0] + 9),
     "no checksums": lambda f, c: zeros(f, *table_of(c)),
     "no rows": lambda f, c: zeros(f, *pixels_of(c)),
+    "zeros": lambda f, c: zeros(f, 0, f.stat().st_size),
     "nothing but flags": lambda f, c: zeros(f, 0, DataLoader(c).open().objects[0].nbytes),
     "no flags": lambda f, c: zeros(f, DataLoader(c).open().objects[0].nbytes, f.stat().st_size),
     "cut short": lambda f, c: os.truncate(f, f.stat().st_size // 2),
@@ -195,6 +189,7 @@ DAMAGES: dict[str, Callable[[Path, DataConfig], None]] = {
     "garbage": lambda f, c: f.write_bytes(os.urandom(1000)) and None,
     "longer garbage": lambda f, c: f.write_bytes(b"\1" * (f.stat().st_size + 5)) and None,
     "garbage of its size": lambda f, c: f.write_bytes(b"\1" * f.stat().st_size) and None,
+    "a byte longer": lambda f, c: os.truncate(f, f.stat().st_size + 1),
     "gone": lambda f, c: f.unlink(),
 }
 
@@ -214,6 +209,25 @@ def test_a_damaged_cache_file_is_fetched_again(
     start, end = pixels_of(one_object)
     assert file.read_bytes()[start:end] == right[start:end]
     read(one_object, cache_dir, range(400))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_of_several_files_the_damaged_one_is_fetched_again(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    the_config = fill({"storage": str(tmp_path / "store")}, max_object_size=2**20)
+    opened = watch(monkeypatch, local=False)
+    read(the_config, cache_dir, range(400))
+    assert len({key for key, _, _ in ranges(opened)}) == len(cached_files(cache_dir)) > 2
+    opened.clear()
+    file = cached_files(cache_dir)[1]
+    DAMAGES[damage](file, the_config)
+    read(the_config, cache_dir, range(400))
+    [key] = {key for key, _, _ in ranges(opened)}
+    assert key.rsplit("/", 1)[1] in file.name
+    opened.clear()
+    read(the_config, cache_dir, range(400))
+    assert ranges(opened) == []
 
 
 def test_one_damaged_block_costs_one_block(

@@ -17,6 +17,7 @@ from storage_loader.config import MIN_OBJECT_SIZE
 from storage_loader.errors import ChecksumError
 from storage_loader.loader.fetch import directory, verified
 from storage_loader.store import FolderStore, mapped_identity, maps
+from tests.support.damage import flip
 from tests.support.faulty import watch
 from tests.support.rows import ATTRIBUTES, WITH_PIXELS, config, numbers_in, save_rows
 
@@ -114,13 +115,6 @@ def test_other_attributes_are_verified(
 
 def files(rows: DataConfig) -> list[Path]:
     return sorted(Path(rows.storage.removeprefix("file://")).rglob("*.h5"))
-
-
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    with open(path, "r+b") as file:  # the same inode, of the same size
-        file.write(data)
 
 
 @pytest.mark.parametrize("lives", [True, False])

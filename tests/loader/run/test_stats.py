@@ -17,6 +17,8 @@ from storage_loader import DataConfig, DataLoader, Dataset, Stats, save
 from storage_loader.loader.run.stats import Meter
 from storage_loader.store import CountedStore, Counter, MemoryStore, Store, Traffic
 from storage_loader.store.forwarding import ForwardingStore
+from tests.support.caches import alter
+from tests.support.damage import Wrong
 from tests.support.faulty import Call, WatchedStore, watch
 from tests.support.rows import ATTRIBUTES, ROW, config, make, numbers_in
 
@@ -247,25 +249,12 @@ def test_what_came_damaged_and_was_fetched_again(
 ) -> None:
     the_config = filled(memory)
     snapshot = Dataset(the_config).open()
-    key, offset = snapshot.key(1), snapshot.objects[1].layout.columns["image"].offset
-    damaged = []
-
-    class Damaging(WatchedStore):
-        def get_ranges(self, a_key: str, ranges: Any) -> list[memoryview]:
-            found = super().get_ranges(a_key, ranges)
-            if a_key == key and not damaged:
-                damaged.append(a_key)
-                [place] = [i for i, (start, end) in enumerate(ranges) if start <= offset < end]
-                changed = bytearray(found[place])
-                changed[offset - ranges[place][0]] ^= 1
-                found[place] = memoryview(changed)
-            return found
-
-    monkeypatch.setattr("tests.support.faulty.WatchedStore", Damaging)
-    watch(monkeypatch, local=False)
+    offset = snapshot.objects[1].layout.columns["image"].offset
+    wrong = Wrong(offset, 1)
+    alter(monkeypatch, wrong)
     loader = DataLoader(the_config, batch_size=9, index=index, cache_dir=tmp_path)
     assert numbers_in(loader) == list(range(COUNT))
-    assert damaged
+    assert wrong.seen > 1
     assert loader.stats.retries == 1
 
 
