@@ -7,7 +7,6 @@ index come at a sixth of the rate. asyncio receives into the memory in which a b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 import socket
@@ -29,13 +28,13 @@ from ..threads import start
 from .certificates import named_file, shared_context
 from .exchange import EMPTY, Exchange, Fate, Head, status_of
 from .guarded_http import SLOWEST
+from .quick_ack import quick_ack
 
 _MOST = 320  # connections of one process to a server ...
 _FILES_SHARE = 3  # ... or so small a part of the files that it may open: others need some, too
 _HEAD = 2**11  # bytes of a head that are taken; those of Ceph, MinIO and AWS have 400 to 900
 _SMALL = 2**16  # bytes of a body that may come with the head, where its length is not known
 _LOOK = 0.1  # seconds between looks for what is late
-_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux's
 _ADDRESSES_KEPT = 30.0  # seconds, as a name server's answers of S3 are
 _PLACES = 8  # servers whose connections are kept
 
@@ -173,7 +172,6 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             self._buffer = _memory(_HEAD + room)
             self._transport.write(exchange.request)
-            self._acknowledge()
         except BaseException as error:  # the caller's
             self._fail(exchange, error)
 
@@ -193,7 +191,7 @@ class _Connection(asyncio.BufferedProtocol):
             if self._head is not None and self._end - self._start >= self._head.nbytes:
                 self._answered(exchange, self._head)
             elif self.exchange is exchange and self._missing <= _SMALL:
-                self._acknowledge()
+                quick_ack(self._socket)
         except BaseException as error:  # the caller's
             self._fail(exchange, error)
 
@@ -229,16 +227,6 @@ class _Connection(asyncio.BufferedProtocol):
     def _missing(self) -> int:
         """Bytes of the answer that have not come, as far as is known."""
         return 0 if self._head is None else self._head.nbytes - (self._end - self._start)
-
-    def _acknowledge(self) -> None:
-        """Have TCP say at once that the next bytes came, not up to 40 ms later.
-
-        Many servers, Ceph's by default, do not send the end of an answer before (Nagle's algorithm:
-        RFC 896): 44 ms for a short range, and 0.3 ms so. The kernel forgets it as it sees fit.
-        """
-        if _QUICKACK is not None:
-            with contextlib.suppress(OSError):  # a connection that ended says so itself
-                self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         exchange.error = error

@@ -29,6 +29,7 @@ from urllib3.util import make_headers, wait_for_read
 
 from ..interruptible import interruptible
 from .certificates import named_file, shared_context
+from .quick_ack import quick_ack
 
 SLOWEST = 2**14  # bytes a second: a transfer that stays slower than this is as good as none
 
@@ -189,6 +190,7 @@ class _Paced(io.RawIOBase):
         self._socket = sock
         self._timeout = sock.gettimeout()
         self._is_set = 0.0  # seconds that a call waits
+        self._has_begun = False  # something came
         self._end = time.monotonic() + (self._timeout or 0)
 
     def readable(self) -> bool:
@@ -202,9 +204,12 @@ class _Paced(io.RawIOBase):
             if left != self._is_set:
                 _set_timeout(self._socket, left)
                 self._is_set = left
+        if self._has_begun:
+            quick_ack(self._socket)
         count = self._raw.readinto(buffer)
         if count is None:
             raise TimeoutError("nothing came in time")
+        self._has_begun = True
         self._end += count / SLOWEST
         return count
 

@@ -357,7 +357,8 @@ def test_the_end_of_a_record_of_tls_is_not_waited_for_as_if_it_were_plain(
         serving.result()
 
 
-def test_the_head_of_an_answer_is_acknowledged_at_once() -> None:
+@pytest.mark.parametrize("client", [DirectS3, MinioS3])
+def test_the_head_of_an_answer_is_acknowledged_at_once(client: type[MinioS3]) -> None:
     """Servers that follow Nagle's algorithm send the body after that, and Linux takes 40 ms."""
     content = bytes(range(256)) * 8
     num_answers = 20
@@ -387,7 +388,7 @@ def test_the_head_of_an_answer_is_acknowledged_at_once() -> None:
     with ThreadPoolExecutor(1) as pool, contextlib.closing(listener):
         serving = pool.submit(serve)
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        store = DirectS3(S3Place("bucket", "", endpoint, "us-east-1", "access", "secret"))
+        store = client(S3Place("bucket", "", endpoint, "us-east-1", "access", "secret"))
         for _ in range(num_answers):
             assert store.get_ranges("key", [(0, len(content))]) == [content]
         assert sum(serving.result()) > num_answers // 2
