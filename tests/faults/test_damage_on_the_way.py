@@ -93,6 +93,12 @@ def test_what_comes_wrong_again_is_an_error_that_names_it(
     assert rows.numbers_in(again) == list(range(rows.num_rows))
 
 
+def test_which_rows_the_errors_above_name(one_object: DataConfig) -> None:
+    """In numbers, not as the layout says: 7 rows of 9,000 bytes are a block."""
+    assert named(one_object, "pixels").endswith("'pixels', rows 7 to 13 of this object differ")
+    assert named(one_object, "row").endswith("'row', rows 0 to 399 of this object differ")
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_bit_of_any_answer(
