@@ -188,7 +188,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             if self._head is None:
                 self._head = self._find_head(exchange)
-            if self._head is not None and self._end - self._start >= self._head.nbytes:
+            if self._head is not None and self._missing <= 0:
                 self._answered(exchange, self._head)
             elif self.exchange is exchange and self._missing <= _SMALL:
                 quick_ack(self._socket)
