@@ -96,9 +96,9 @@ def said(head: str, *rest: bytes) -> Iterator[bytes]:
         yield piece
 
 
-def tiny_chunks(head: str, about: str = "") -> Iterator[bytes]:
+def tiny_chunks(head: str, about: str = "", nbytes: int = 2**17) -> Iterator[bytes]:
     yield (head + (about or CHUNKED)).encode()
-    for _ in range(2**5):  # half a MiB
+    for _ in range(nbytes // 2**14):
         yield b"2\r\nxx\r\n" * 2**13
 
 
@@ -155,7 +155,8 @@ ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
     "refusal that goes on": lambda: going_on(f"{MISSING}Content-Length: 64\r\n"),
     "refusal that is long": lambda: going_on(f"{MISSING}Content-Length: {2**40}\r\n"),
     "refusal until the connection ends": lambda: going_on(MISSING),
-    "whole in tiny chunks": lambda: tiny_chunks(OK),
+    # All that is received takes this way; the others show that their heads change nothing.
+    "whole in tiny chunks": lambda: tiny_chunks(OK, nbytes=2**19),
     "range in tiny chunks": lambda: tiny_chunks(RANGE),
     "refusal in tiny chunks": lambda: tiny_chunks(MISSING),
     **{
