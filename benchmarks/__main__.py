@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,4 +100,6 @@ def _seconds(words: str) -> float:
 
 
 if __name__ == "__main__":
+    # Whoever ends a long run, as `timeout` does, leaves no server and no data behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -67,6 +67,7 @@ class Checkout:
             raise RuntimeError(f"{name}: the process imports storage_loader from {found}")
         settings = {k: v for k, v in bucket.settings.items() if not k.endswith("_key")}
         self._s3 = {**settings, "storage": f"{settings['storage']}/{name}"}
+        self._bucket = bucket
 
     def ask(self, job: Job) -> float:
         """Seconds of one run."""
@@ -82,7 +83,9 @@ class Checkout:
         return float(answer["seconds"])
 
     def remove(self, job: Job) -> None:
-        """Free what a job saved in the folder."""
+        """Free what a job saved: the server keeps its objects in memory."""
+        if job.settings.get("s3"):
+            self._bucket.clear(f"{self.name}/{job.settings['name']}/")
         shutil.rmtree(self.folder / job.settings["name"], ignore_errors=True)
 
     def close(self) -> None:

@@ -220,9 +220,9 @@ class Bucket:
             secure=url.scheme == "https",
         )
 
-    def clear(self) -> None:
-        """Delete all objects, and free their memory."""
-        found = self.minio.list_objects(self.name, recursive=True)
+    def clear(self, prefix: str = "") -> None:
+        """Delete all objects whose keys begin so, and free their memory."""
+        found = self.minio.list_objects(self.name, prefix=prefix, recursive=True)
         names = [DeleteObject(o.object_name) for o in found if o.object_name]
         for error in self.minio.remove_objects(self.name, names):
             raise RuntimeError(f"not deleted: {error}")
