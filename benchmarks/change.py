@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .pages import at_hand
 from .peer_process import PeerProcess, variables
 from .runner import Row, Spread
@@ -29,7 +27,6 @@ from .setting import VARIABLE, Benchmark, Bucket, Setting
 PROGRAM = Path(__file__).with_name("change_side.py")
 HERE = Path(__file__).parents[1]
 SLOWER = 0.97  # a change below this is one
-DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -185,20 +182,18 @@ def _compared(setting: Setting, job: Job, now: Checkout, before: Checkout) -> Ro
         if this is not job:
             for side in (now, before):
                 side.remove(this)
-    ratios = np.array(times[before.name]) / np.array(times[now.name])
-    rng = np.random.default_rng(0)
-    drawn = np.median(rng.choice(ratios, (DRAWS, len(ratios))), axis=1)
-    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
+    pairs = zip(times[before.name], times[now.name], strict=True)
+    ratio = Spread.of_the_median([b / n for b, n in pairs])
     return Row(
         job.measure,
         job.unit,
         Spread.of([job.amount / s for s in times[now.name]]),
         Spread.of([job.amount / s for s in times[before.name]]),
         "before",
-        Spread(low, float(np.median(ratios)), high),
+        ratio,
         rounds,
-        note="slower" if high < SLOWER else "",
-        at_least=SLOWER if high < SLOWER else None,  # the median lies below it, too
+        note="slower" if ratio.high < SLOWER else "",
+        at_least=SLOWER if ratio.high < SLOWER else None,  # the median lies below it, too
     )
 
 

@@ -1,15 +1,18 @@
-"""How the loader's defaults were chosen: each beside other values, in turn, all else the default.
+"""How the loader's defaults were chosen: other values beside each, in turn, all else the default.
 
-First epochs of 48 KiB rows from S3 with an empty cache, shuffled, for what concerns fetching;
-random batches by index with 20 ms added to each request, for what is in flight; new loaders of a
-folder in memory, for what is verified early; warm epochs of a folder, `shuffle="global"`, for what
-concerns gathering. A field of `Tuning` that makes no difference here is one too many.
+First epochs from S3 with an empty cache, of the whole dataset and of one of 8 ranks, without and
+with 20 ms added to each request, for what concerns fetching; random batches by index and `Dataset`
+with those 20 ms, for what is in flight; new loaders of a folder in memory, for what is verified
+early; warm epochs of a folder, `shuffle="global"`, for what concerns gathering.
+
+The ratio is the default's time over that with the other value, taken within each round: below 1,
+the default is faster. Its brackets hold the 95% interval of the median, by bootstrap. A field of
+`Tuning` of which no value makes a difference anywhere is one too many.
 """
 
 from __future__ import annotations
 
 import shutil
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -21,12 +24,14 @@ import numpy as np
 from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset
 from storage_loader.loader.tuning import TUNING
 
+from . import report
 from .data import TILES, VECTORS, batch, make_rows
 from .load_s3 import BATCH, index_epoch, saved
 from .runner import Row, Side, Spread
 from .setting import Benchmark, Bucket, Setting
 
 MIB = 2**20
+NOISE = 0.03  # a difference below this is none
 KILOBYTE_ROWS = (Attribute("vector", "float32", (256,)), Attribute("number", "int64"))  # 1,032
 
 _TUNING = "storage_loader.loader.view.View._tuning"
@@ -50,59 +55,73 @@ def _constant(words: str, name: str, values: Sequence[Any]) -> list[Choice]:
     return [(f"{words} {value}", {}, {f"storage_loader.{name}": value}) for value in values]
 
 
+RANK = {"rank": 3, "world_size": 8}  # reads an eighth of each window
+NOTHING: Choice = ("the defaults", {}, {})
+
 FETCHING = [
-    _keyword("threads", (1, 2, 4, 8, 16)),
-    _keyword("prefetch", (64, 128, 256, 512), MIB),
-    _constant("pieces of", "store.minio_s3.STREAM_CHUNK", (2**17, 2**19, 2**21)),
-    _tuned("request_nbytes", 8 * MIB, 64 * MIB),
-    _tuned("stream_nbytes", 2**18, MIB, 4 * MIB),
-    _tuned("gap_nbytes", 0, 2**16, 2**18, MIB),
-    _tuned("whole_share", 0.02, 1 / 8, 1 / 2, 2),
-    _tuned("early_seconds", 0, 1, 10),
+    *_keyword("threads", (1, 4, 16)),
+    *_keyword("prefetch", (64, 512), MIB),
+    *_tuned("request_nbytes", 8 * MIB),
+    *_tuned("stream_nbytes", 2**17, 8 * MIB, 2**40),
+    *_tuned("whole_share", 0.01, 2),
+    *_tuned("early_seconds", 0),
+    *_tuned("work_nbytes", MIB, 64 * MIB),
+    *_constant("pieces of", "store.minio_s3.STREAM_CHUNK", (2**17, 2**21)),
+]
+FETCHING_FAR = [
+    *_tuned("request_nbytes", 8 * MIB),
+    *_tuned("stream_nbytes", 2**40),
+    *_tuned("whole_share", 2),
+    *_tuned("early_seconds", 0),
+    *_tuned("waiting_threads", 8),
+]
+FETCHING_PART = [
+    *_tuned("gap_nbytes", 0, MIB),
+    *_tuned("whole_share", 0.01, 2),
+    *_tuned("work_requests", 1, 4, 64),
 ]
 BY_INDEX = [
-    _keyword("threads", (1, 8, 32)),
-    _tuned("work_requests", 4, 16, 64),
-    _tuned("work_nbytes", MIB, 8 * MIB),
-    _tuned("waiting_threads", 8, 32, 64),
-    _tuned("chunks", 4, 16, 64),
-    _tuned("in_flight_share", 1 / 16, 1 / 8, 1 / 2),
-    _constant("gap to bridge", "loader.fetch.direct._GAP", (0, 4096, 2**16)),
+    *_keyword("threads", (1, 32)),
+    *_tuned("work_requests", 1, 4, 64),
+    *_tuned("work_nbytes", MIB, 64 * MIB),
+    *_tuned("waiting_threads", 8, 64),
+    *_tuned("chunks", 4, 64),
+    *_tuned("in_flight_share", 1 / 32, 1 / 2),
+    *_constant("gap to bridge", "loader.fetch.direct._GAP", (0, 2**16)),
 ]
-READ = [_tuned("read_nbytes", 2**18, MIB, 8 * MIB)]
-FRESH = [_tuned("verified_early", 0, 8, 64)]
+READ = [*_tuned("read_nbytes", 2**18, 8 * MIB), *_tuned("waiting_threads", 8, 64)]
+FRESH = [*_tuned("verified_early", 0, 64)]
 GATHERING = [
-    _constant(
-        "rows gathered together", "loader.fill.gather._GROUP_ROWS", (4096, 16_384, 32_768, 2**17)
-    ),
-    _constant(
-        "rows copied by address from bytes", "loader.fill.fixed.LARGE_ROW", (1, 512, 1024, 4096)
-    ),
+    *_constant("rows gathered together", "loader.fill.gather._GROUP_ROWS", (4096, 2**17)),
+    *_constant("rows copied by address from bytes", "loader.fill.fixed.LARGE_ROW", (1, 512, 4096)),
 ]
 
 
 def run(setting: Setting) -> Sequence[Row]:
-    rows = []
+    rows: list[Row] = []
+
+    def compared(words: str, choices: Sequence[Choice], load: Load) -> None:
+        chosen = [one for one in choices if setting.wants(f"{words}, {one[0]}")]
+        if chosen:
+            rows.extend(_compared(setting, words, chosen, load))
+
     with setting.bucket() as bucket:
         config = saved(bucket, "tiles", TILES, setting.pick(8192, 1024))
-        for choices in FETCHING:
-            rows += _compared(setting, "first epoch", choices, _first_epoch(setting, config))
+        compared("first epoch", FETCHING, _first_epoch(setting, config))
+        compared("first epoch of a rank of 8", FETCHING_PART, _first_epoch(setting, config, **RANK))
         with bucket.server.far(0.02) as server:
             far = Bucket(server, bucket.name).config("tiles")
-            for choices in BY_INDEX:
-                rows += _compared(setting, "by index, 20 ms", choices, _by_index(setting, far))
-            for choices in READ:
-                rows += _compared(setting, "Dataset[1,000 rows], 20 ms", choices, _read(far))
-    fresh = _fresh(setting)
-    for choices in FRESH:
-        rows += _compared(setting, "first epoch of a fresh loader, folder", choices, fresh)
+            compared("first epoch, 20 ms", FETCHING_FAR, _first_epoch(setting, far))
+            words = "first epoch of a rank of 8, 20 ms"
+            compared(words, FETCHING_PART, _first_epoch(setting, far, **RANK))
+            compared("by index, 20 ms", BY_INDEX, _by_index(setting, far))
+            compared("Dataset[1,000 rows], 20 ms", READ, _read(far))
+    compared("first epoch of a fresh loader, folder", FRESH, _fresh(setting))
     for words, attributes, num_rows in (
         ("warm, 72 B rows", VECTORS, setting.pick(4_000_000, 200_000)),
         ("warm, 1 KB rows", KILOBYTE_ROWS, setting.pick(500_000, 20_000)),
     ):
-        load = _warm(setting, attributes, num_rows)
-        for choices in GATHERING:
-            rows += _compared(setting, words, choices, load)
+        compared(words, GATHERING, _warm(setting, attributes, num_rows))
     return rows
 
 
@@ -110,8 +129,8 @@ Load = Callable[[dict[str, Any]], tuple[Callable[[], int], Callable[[], object]]
 """For keywords: what loads and says how many rows, and what cleans up."""
 
 
-def _compared(setting: Setting, words: str, choices: list[Choice], load: Load) -> list[Row]:
-    """Rates of the choices, measured in turn."""
+def _compared(setting: Setting, words: str, choices: Sequence[Choice], load: Load) -> list[Row]:
+    """Rates of the choices beside that of the defaults, measured in turn."""
     counts: dict[str, int] = {}
 
     def side(choice: Choice) -> Side:
@@ -126,31 +145,43 @@ def _compared(setting: Setting, words: str, choices: list[Choice], load: Load) -
 
         return Side(name, patched, after=after)
 
-    sides = [side(choice) for choice in choices]
+    sides = [side(choice) for choice in (NOTHING, *choices)]
     seconds: dict[str, list[float]] = {one.name: [] for one in sides}
     for one in sides:
         one.seconds()
-    rounds = min(5, setting.effort.rounds)
-    for number in range(rounds):
+    for number in range(setting.effort.rounds):
         start = number % len(sides)
         for one in sides[start:] + sides[:start]:
             seconds[one.name].append(one.seconds())
-    best = max(counts[name] / statistics.median(times) for name, times in seconds.items())
+    rates = {name: [counts[name] / t for t in times] for name, times in seconds.items()}
+    default = rates.pop(NOTHING[0])
     rows = []
-    for name, times in seconds.items():
-        rates = [counts[name] / t for t in times]
-        share = statistics.median(rates) / best
-        measure = f"{words}, {name} ({share:.2f} of the best)"
-        rows.append(Row(measure, "rows/s", Spread.of(rates), rounds=rounds))
+    for name, others in rates.items():
+        ratio = Spread.of_the_median([o / d for o, d in zip(others, default, strict=True)])
+        note = "slower" if ratio.high < 1 - NOISE else "faster" if ratio.low > 1 + NOISE else ""
+        rows.append(
+            Row(
+                f"{words}, {name}",
+                "rows/s",
+                Spread.of(others),
+                Spread.of(default),
+                NOTHING[0],
+                ratio,
+                setting.effort.rounds,
+                note=note,
+            )
+        )
+        print(report.line(rows[-1]), note, flush=True)
     return rows
 
 
-def _first_epoch(setting: Setting, config: DataConfig) -> Load:
+def _first_epoch(setting: Setting, config: DataConfig, **of_all: Any) -> Load:
     def load(keywords: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], object]]:
         cache = setting.folder()
 
         def work() -> int:
-            loader = DataLoader(config, batch_size=BATCH, shuffle=True, cache_dir=cache, **keywords)
+            chosen = {"shuffle": True, "cache_dir": cache, **of_all, **keywords}
+            loader = DataLoader(config, batch_size=BATCH, **chosen)
             return sum(len(loaded["number"]) for loaded in loader)
 
         return work, lambda: shutil.rmtree(cache)
