@@ -25,13 +25,14 @@ from storage_loader import Attribute, DataConfig, DataLoader, DataSaver, Dataset
 from storage_loader.loader.tuning import TUNING
 
 from . import report
-from .data import TILES, VECTORS, batch, make_rows
+from .data import IMAGES, TILES, VECTORS, batch, make_rows
 from .load_s3 import BATCH, index_epoch, saved
 from .runner import Row, Side, Spread
 from .setting import Benchmark, Bucket, Setting
 
 MIB = 2**20
 NOISE = 0.03  # a difference below this is none
+NUMBERED_IMAGES = (*IMAGES, Attribute("number", "int64"))
 KILOBYTE_ROWS = (Attribute("vector", "float32", (256,)), Attribute("number", "int64"))  # 1,032
 
 _TUNING = "storage_loader.loader.view.View._tuning"
@@ -74,6 +75,7 @@ FETCHING_FAR = [
     *_tuned("whole_share", 2),
     *_tuned("early_seconds", 0),
     *_tuned("waiting_threads", 8),
+    *_keyword("threads", (1, 4, 16)),
 ]
 FETCHING_PART = [
     *_tuned("gap_nbytes", 0, MIB),
@@ -85,11 +87,12 @@ BY_INDEX = [
     *_tuned("work_requests", 1, 4, 64),
     *_tuned("work_nbytes", MIB, 64 * MIB),
     *_tuned("waiting_threads", 8, 64),
-    *_tuned("chunks", 4, 64),
-    *_tuned("in_flight_share", 1 / 32, 1 / 2),
+    *_constant("parts of prefetch", "loader.run.prefetch._CHUNKS", (4, 64)),
+    *_constant("of it in flight one in", "loader.run.prefetch._IN_FLIGHT", (2, 32)),
     *_constant("gap to bridge", "loader.fetch.direct._GAP", (0, 2**16)),
 ]
-READ = [*_tuned("read_nbytes", 2**18, 8 * MIB), *_tuned("waiting_threads", 8, 64)]
+BY_INDEX_LARGE = [*_tuned("work_nbytes", MIB), *_tuned("waiting_threads", 8)]
+READ = [*_tuned("work_nbytes", MIB, 64 * MIB), *_tuned("waiting_threads", 8, 64)]
 FRESH = [*_tuned("verified_early", 0, 64)]
 GATHERING = [
     *_constant("rows gathered together", "loader.fill.gather._GROUP_ROWS", (4096, 2**17)),
@@ -116,7 +119,13 @@ def run(setting: Setting) -> Sequence[Row]:
             compared(words, FETCHING_PART, _first_epoch(setting, far, **RANK))
             compared("by index, 20 ms", BY_INDEX, _by_index(setting, far))
             compared("Dataset[1,000 rows], 20 ms", READ, _read(far))
-    compared("first epoch of a fresh loader, folder", FRESH, _fresh(setting))
+            saved(bucket, "images", NUMBERED_IMAGES, setting.pick(4096, 1024))
+            far = Bucket(server, bucket.name).config("images")
+            compared("by index, 150 KB rows, 20 ms", BY_INDEX_LARGE, _by_index(setting, far))
+            compared("Dataset[1,000 rows of 150 KB], 20 ms", READ, _read(far))
+    for shuffle in (True, "global"):
+        words = f"first epoch of a fresh loader, folder, {shuffle=}"
+        compared(words, FRESH, _fresh(setting, shuffle))
     for words, attributes, num_rows in (
         ("warm, 72 B rows", VECTORS, setting.pick(4_000_000, 200_000)),
         ("warm, 1 KB rows", KILOBYTE_ROWS, setting.pick(500_000, 20_000)),
@@ -214,7 +223,7 @@ def _read(config: DataConfig) -> Load:
     return load
 
 
-def _fresh(setting: Setting) -> Load:
+def _fresh(setting: Setting, shuffle: bool | str) -> Load:
     config = DataConfig("fresh", TILES, storage=setting.folder())
     rows = make_rows(TILES, setting.pick(4096, 256))
     with DataSaver(config) as saver:
@@ -223,7 +232,8 @@ def _fresh(setting: Setting) -> Load:
     def load(keywords: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], object]]:
         def work() -> int:
             with mock.patch.dict("storage_loader.loader.fetch.verified._known", clear=True):
-                loader = DataLoader(config, batch_size=BATCH, shuffle=True, **keywords)
+                chosen = {"shuffle": shuffle, **keywords}
+                loader = DataLoader(config, batch_size=BATCH, **chosen)
                 return sum(len(loaded["number"]) for loaded in loader)
 
         return work, nullcontext

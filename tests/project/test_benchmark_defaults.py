@@ -16,6 +16,7 @@ CHOICES = [
         load_defaults.FETCHING_FAR,
         load_defaults.FETCHING_PART,
         load_defaults.BY_INDEX,
+        load_defaults.BY_INDEX_LARGE,
         load_defaults.READ,
         load_defaults.FRESH,
         load_defaults.GATHERING,

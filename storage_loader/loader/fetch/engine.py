@@ -88,7 +88,7 @@ class Engine:
         `made_by`: see `gathered`.
         """
         stop = Event()
-        ready = self._done(self._prepared(rows, stop, None, self.tuning.read_nbytes, None), stop)
+        ready = self._done(self._prepared(rows, stop, None, None, None), stop)
         [(batch, _)] = gathered(self._schema, ready, rows[None], made_by=made_by)
         return batch
 

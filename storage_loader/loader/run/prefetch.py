@@ -26,6 +26,8 @@ from ..order.chunks import Chunk, Epoch, chunks
 from .pipeline import AHEAD, Pipeline
 
 _DECODED_AHEAD = 1  # chunk, where there are no delays to bridge: two pieces of memory take turns
+_CHUNKS = 16  # parts of `prefetch` that are made ready together, where the order has no windows
+_IN_FLIGHT = 8  # one part in so many of `prefetch` is for what is being fetched
 _HERE = 4  # times as much is planned together where nothing is fetched: it costs less
 
 
@@ -73,9 +75,9 @@ def due_batches(
         threads, ahead = min(threads, os.cpu_count() or 1), _DECODED_AHEAD
     batch_nbytes = max(1, row_nbytes * epoch.partition.batch_size)
     tuning = engine.tuning
-    chunk_nbytes = prefetch // tuning.chunks * (_HERE if engine.is_complete else 1)
+    chunk_nbytes = prefetch // _CHUNKS * (_HERE if engine.is_complete else 1)
     plan = chunks(epoch, most=max(1, chunk_nbytes // batch_nbytes))
-    in_flight = int(prefetch * tuning.in_flight_share)
+    in_flight = prefetch // _IN_FLIGHT
     prepared = partial(
         _prepared, engine, work_nbytes=max(1, min(tuning.work_nbytes, in_flight // threads))
     )
