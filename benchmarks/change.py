@@ -22,7 +22,7 @@ from typing import Any
 from .pages import at_hand
 from .peer_process import PeerProcess, variables
 from .runner import Row, Spread
-from .setting import VARIABLE, Benchmark, Bucket, Setting
+from .setting import VARIABLE, Benchmark, Bucket, Server, Setting
 
 PROGRAM = Path(__file__).with_name("change_side.py")
 HERE = Path(__file__).parents[1]
@@ -51,7 +51,10 @@ class Job:
 class Checkout:
     """A process that runs one checkout's code, and the places where it saves."""
 
-    def __init__(self, setting: Setting, name: str, root: Path, bucket: Bucket) -> None:
+    def __init__(
+        self, setting: Setting, name: str, root: Path, bucket: Bucket, far: Server
+    ) -> None:
+        """`far`: what the bucket's server is with a delay."""
         self.name = name
         self.folder = setting.folder()
         environment = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLE)}
@@ -64,6 +67,7 @@ class Checkout:
             raise RuntimeError(f"{name}: the process imports storage_loader from {found}")
         settings = {k: v for k, v in bucket.settings.items() if not k.endswith("_key")}
         self._s3 = {**settings, "storage": f"{settings['storage']}/{name}"}
+        self._far = {**self._s3, "endpoint": far.endpoint}
         self._bucket = bucket
 
     def ask(self, job: Job) -> float:
@@ -72,9 +76,9 @@ class Checkout:
             self._process.close()
             self._process = PeerProcess(*self._words)
         settings = dict(job.settings)
-        on_s3 = settings.pop("s3", False)
-        settings["place"] = self._s3 if on_s3 else {"storage": str(self.folder)}
-        if job.do == "first_epoch":
+        place = self._s3 if settings.pop("s3", False) else {"storage": str(self.folder)}
+        settings["place"] = self._far if settings.pop("far", False) else place
+        if job.do in ("first_epoch", "first_batch"):
             settings["cache"] = str(self.folder.with_suffix(".cache"))
         answer = self._process.ask({"do": job.do, "settings": settings})
         return float(answer["seconds"])
@@ -97,9 +101,10 @@ def run(setting: Setting) -> Sequence[Row]:
         print("change: --before FOLDER names the checkout to compare with: no figures")
         return []
     with setting.bucket() as bucket, contextlib.ExitStack() as held:
+        far = held.enter_context(bucket.server.far(0.02))
         sides = []
         for name, root in (("now", HERE), ("before", before)):
-            sides.append(Checkout(setting, name, root, bucket))
+            sides.append(Checkout(setting, name, root, bucket, far))
             held.callback(sides[-1].close)
         jobs = list(_jobs(setting))
         saved: set[tuple[str, bool]] = set()
@@ -156,13 +161,23 @@ def _jobs(setting: Setting) -> Iterator[Job]:
     batches = setting.pick(200, 5)
     settings = {"batches": batches, "num_rows": tiles, "name": "tiles"}
     yield Job("Dataset[64 random rows], folder", "dataset", settings, 64 * batches)
-    for name, count, row in (("tiles", tiles, 49_160), ("images", images, 150_536)):
-        settings = {"num_rows": count, "name": name, "s3": True}
+    settings = {"kind": "vectors", "num_rows": vectors, "s3": True, "name": "vectors"}
+    yield Job("save 72 B rows to S3", "saving", settings, vectors, saves=True)
+    for name, size, count, row in (
+        ("tiles", 64, tiles, 49_160),
+        ("images", 64, images, 150_536),
+        ("vectors", 4096, vectors, 72),
+    ):
+        settings = {"num_rows": count, "name": name, "s3": True, "batch_size": size}
         yield Job(
             f"first epoch from S3, {name}", "first_epoch", settings, count, memory=2 * count * row
         )
+    settings = {"name": "tiles", "s3": True}
+    yield Job("first batch of 64 from S3, tiles", "first_batch", settings, 1, "batches/s")
     settings = {"num_rows": tiles, "name": "tiles", "s3": True}
     yield Job("an epoch by index from S3", "by_index", settings, tiles)
+    settings = {**settings, "far": True}
+    yield Job("an epoch by index from S3, 20 ms a request", "by_index", settings, tiles)
 
 
 def _compared(setting: Setting, job: Job, now: Checkout, before: Checkout) -> Row:
