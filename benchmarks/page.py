@@ -22,8 +22,6 @@ leaves the cores to the loaders. A real S3 server on the same cores takes more o
 loader does.
 """
 
-_NOTE = 60  # characters of a note; longer ones are left to the JSON
-
 
 @dataclass(frozen=True)
 class Headline:
@@ -36,7 +34,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Question:
-    """A table for each of `files`, with the rows whose measure `shown` finds."""
+    """A table for each of `files`, with the rows in whose measure, or note, `shown` is found."""
 
     title: str
     files: Sequence[str]
@@ -135,7 +133,11 @@ QUESTIONS = (
         "STORAGE_LOADER_TEST_RESULTS=benchmarks/results make test "
         'PYTEST_ARGS="-k every_row_under_faults"`',
     ),
-    Question("How were the defaults chosen?", ("load_defaults",), "(threads|prefetch|share)"),
+    Question(
+        "What do other values than the defaults change?",
+        ("load_defaults_light_server",),
+        r"\((slower|faster)\)$",
+    ),
     Question("What did the last change cost?", ("change_light_server", "change")),
     Question("How fast is the way to a GPU?", ("gpu",)),
 )
@@ -177,7 +179,7 @@ def _answered(question: Question, found: dict[str, Any]) -> Iterator[str]:
     if question.beside:
         yield f"See also {question.beside}.\n"
     for name, result in results:
-        shown = [r for r in result["rows"] if re.search(question.shown, r["measure"])]
+        shown = [r for r in result["rows"] if re.search(question.shown, _measure_and_note(r))]
         machine = result["machine"]
         command = f"python -m benchmarks {name.removesuffix('_light_server')}"
         command += " --server light" if name.endswith("_light_server") else ""
@@ -210,11 +212,14 @@ def _measure(row: dict[str, Any]) -> str:
     return str(row["measure"]).removesuffix(", light server")
 
 
+def _measure_and_note(row: dict[str, Any]) -> str:
+    return _measure(row) + (f" ({row['note']})" if row["note"] else "")
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     plain = row["plain"]
     return [
-        row["measure"].removesuffix(", light server")
-        + (f" ({row['note']})" if row["note"] else ""),
+        _measure_and_note(row),
         _figure(row),
         f"{number(plain['median'])}: {row['plain_name']}" if plain else "",
         _ratio(row),
