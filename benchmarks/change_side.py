@@ -131,8 +131,9 @@ def first_batch(*, place: dict[str, Any], name: str, cache: str) -> float:
     batches = iter(
         DataLoader(DataConfig(name, **place), batch_size=64, shuffle=True, cache_dir=cache)
     )
-    next(batches)
+    numbers = next(batches)["number"]
     seconds = time.perf_counter() - start
+    assert len(set(numbers.tolist())) == 64
     del batches
     shutil.rmtree(cache)
     return seconds
