@@ -84,8 +84,8 @@ HEADLINES = (
     ),
     Headline(
         "the same, their rows of variable length",
-        "open_dataset_variable",
-        "opening 1,000,000, variable, S3",
+        "open_dataset",
+        "opening 1,000,000, variable, from S3",
     ),
 )
 
@@ -103,9 +103,7 @@ QUESTIONS = (
     Question("What does compression cost?", ("compressed",)),
     Question("What do the frameworks cost?", ("frameworks",), r"DataLoader of (torch|tens|jax)"),
     Question("How fast is saving?", ("save_folder", "save_s3", "save_small_rows")),
-    Question(
-        "How long does opening take?", ("open_dataset", "open_dataset_variable"), "^(opening|peak)"
-    ),
+    Question("How long does opening take?", ("open_dataset",), "^(opening|peak)"),
     Question(
         "How much memory does it take, and does it grow?",
         ("load_memory", "save_memory", "soak"),
